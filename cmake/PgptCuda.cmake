@@ -1,0 +1,68 @@
+# Enables CUDA with the installed toolkit or, where there is none that fits, with the compiler from the wheels
+# (scripts/setup.sh installs it). Needs PGPT_TORCH_CUDA (the CUDA version of torch) and PGPT_SITE_PACKAGES.
+
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES "90a-real;80-virtual" CACHE STRING "Hopper code, and PTX for other GPUs")
+endif()
+# Static cudart beside torch's shared one would keep two copies of the runtime's state.
+set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
+
+string(REGEX REPLACE "\\..*" "" cuda_wanted_major "${PGPT_TORCH_CUDA}")
+if(cuda_wanted_major STREQUAL "None")
+  message(FATAL_ERROR "The torch in ${PGPT_PYTHON} was built without CUDA. Configure with -DPGPT_CUDA=OFF, or install a torch built with CUDA.")
+endif()
+
+# Clears `result` unless the nvcc `program` has the major version of torch's CUDA: two major versions of cudart do not mix.
+function(pgpt_nvcc_fits result program)
+  execute_process(COMMAND ${program} --version OUTPUT_VARIABLE text ERROR_QUIET)
+  if(NOT text MATCHES "release ${cuda_wanted_major}\\.")
+    set(${result} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
+# The wheels' toolkit has no lib64 and no libX.so beside libX.so.13, so neither nvcc nor CMake finds its libraries.
+# Lays out the usual folders as links and sets `nvcc` to the compiler in them: nvcc looks beside the path it is called by.
+function(pgpt_link_wheel_toolkit wheel_root nvcc)
+  set(root ${CMAKE_BINARY_DIR}/cuda_toolkit)
+  file(REMOVE_RECURSE ${root})
+  file(MAKE_DIRECTORY ${root}/bin ${root}/lib64)
+  file(GLOB programs ${wheel_root}/bin/*)
+  foreach(program ${programs})
+    get_filename_component(name ${program} NAME)
+    file(CREATE_LINK ${program} ${root}/bin/${name} SYMBOLIC)
+  endforeach()
+  file(CREATE_LINK ${wheel_root}/include ${root}/include SYMBOLIC)
+  file(CREATE_LINK ${wheel_root}/nvvm ${root}/nvvm SYMBOLIC)
+  file(GLOB libraries ${wheel_root}/lib/lib*)
+  foreach(library ${libraries})
+    get_filename_component(name ${library} NAME)
+    file(CREATE_LINK ${library} ${root}/lib64/${name} SYMBOLIC)
+    string(REGEX REPLACE "\\.so\\.[0-9.]+$" ".so" link_name ${name})
+    if(NOT link_name STREQUAL name)
+      file(CREATE_LINK ${library} ${root}/lib64/${link_name} SYMBOLIC)
+    endif()
+  endforeach()
+  set(${nvcc} ${root}/bin/nvcc PARENT_SCOPE)
+endfunction()
+
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(PGPT_NVCC nvcc HINTS /usr/local/cuda/bin VALIDATOR pgpt_nvcc_fits)
+  if(PGPT_NVCC)
+    set(CMAKE_CUDA_COMPILER ${PGPT_NVCC})
+  else()
+    file(GLOB wheel_nvccs ${PGPT_SITE_PACKAGES}/nvidia/cu${cuda_wanted_major}/bin/nvcc
+      ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu${cuda_wanted_major}/bin/nvcc)
+    if(NOT wheel_nvccs)
+      message(FATAL_ERROR "No nvcc of CUDA ${cuda_wanted_major} found. Install the CUDA toolkit, run scripts/setup.sh, or configure with -DPGPT_CUDA=OFF.")
+    endif()
+    list(GET wheel_nvccs 0 wheel_nvcc)
+    get_filename_component(wheel_root ${wheel_nvcc} DIRECTORY)
+    get_filename_component(wheel_root ${wheel_root} DIRECTORY)
+    pgpt_link_wheel_toolkit(${wheel_root} CMAKE_CUDA_COMPILER)
+  endif()
+endif()
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+find_package(CUDAToolkit REQUIRED)
+message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION} from ${CMAKE_CUDA_COMPILER}, architectures ${CMAKE_CUDA_ARCHITECTURES}")

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pgpt/base/error.h"
+#include "pgpt/config/config.h"
+#include "pgpt/config/parse.h"
+#include "values.h"
+
+namespace pgpt::config {
+
+/// One validation: options go in through `values`, the typed configuration comes out. Derived values are stored back,
+/// so that the argument dump shows them.
+struct Derivation {
+  Values& values;
+  Config& config;
+  std::int64_t world_size;
+
+  void notice(std::string line) { config.notices.push_back(std::move(line)); }
+  /// The integer, which must be above 0. Throws ConfigError naming the option.
+  [[nodiscard]] std::int64_t positive(const char* destination) const;
+  /// The same for a value that may be left out.
+  [[nodiscard]] std::optional<std::int64_t> maybe_positive(const char* destination) const;
+};
+
+/// "--num-layers" for "num_layers"; the documented spelling of the option that stores there.
+[[nodiscard]] std::string option_name(std::string_view destination);
+
+// Each group of checks of spec/flags.md 1, called in that order.
+void derive_world(Derivation& d);             // 2, 3, 4
+void derive_shorthands(Derivation& d);        // 5, 6, 7
+void derive_batches(Derivation& d);           // 8, 9
+void derive_pipeline(Derivation& d);          // 11, 12
+void derive_overlap(Derivation& d);           // 13
+void derive_precision(Derivation& d);         // 14
+void derive_run_length(Derivation& d);        // 15, 16
+void derive_model_sizes(Derivation& d);       // 17, 18, 19
+void derive_intervals(Derivation& d);         // 20
+void derive_weight_decay(Derivation& d);      // 21
+void derive_recompute(Derivation& d);         // 22
+void derive_tensor_parallel(Derivation& d);   // 23
+void check_gtp(Derivation& d);                // 25
+void derive_model_kind(Derivation& d);        // 26, 27, 30
+void derive_experts(Derivation& d);           // 28
+void derive_data(Derivation& d);              // 29
+void derive_checkpoint(Derivation& d);        // 32
+void check_heads(Derivation& d);              // 33
+void derive_schedules(Derivation& d);         // 35 and spec/training.md 7
+void derive_logging(Derivation& d);
+void derive_tokenizer(Derivation& d);         // 34, last part
+
+/// Virtual stages of --pipeline-model-parallel-layout as letter strings, e.g. {"Ett", "ttL"}. Throws ConfigError.
+[[nodiscard]] std::vector<std::string> expand_pipeline_layout(const std::string& layout);
+
+/// All of them in order; fills `config`, the argument dump included.
+void derive_all(Derivation& d);
+
+/// Stores the vocabulary in the configuration, with the padding rules and the start-up line.
+void set_vocabulary(Config& config, std::int64_t vocab_size, std::int64_t eod_id, std::int64_t pad_id);
+
+}  // namespace pgpt::config

@@ -1,0 +1,119 @@
+#include "pgpt/config/option_table.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "pgpt/base/error.h"
+#include "rows.h"
+
+namespace pgpt::config {
+
+namespace {
+
+struct Table {
+  std::vector<Option> rows;
+  std::map<std::string, std::size_t, std::less<>> by_name;
+  std::map<std::string, std::size_t, std::less<>> by_destination;
+  std::vector<std::size_t> families;
+};
+
+void append(Table& table, const char* group, rows::Rows rows) {
+  for (Option& row : rows) {
+    row.group = group;
+    const std::size_t index = table.rows.size();
+    if (row.is_family()) table.families.push_back(index);
+    for (const std::string& name : row.names) {
+      if (!row.is_family()) {
+        const bool fresh = table.by_name.emplace(name, index).second;
+        PGPT_ASSERT(fresh, name, " stands twice in the option table");
+      }
+    }
+    table.by_destination.emplace(row.destination, index);
+    table.rows.push_back(std::move(row));
+  }
+}
+
+const Table& table() {
+  static const Table instance = [] {
+    Table t;
+    append(t, "Model", rows::model_rows());
+    append(t, "Regularisation and initialisation", rows::regularisation_rows());
+    append(t, "Optimizer and learning rate", rows::optimizer_rows());
+    append(t, "Training", rows::training_rows());
+    append(t, "Mixed precision", rows::precision_rows());
+    append(t, "Distributed and GTP", rows::distributed_rows());
+    append(t, "Mixture of experts", rows::moe_rows());
+    append(t, "Data and tokenizer", rows::data_rows());
+    append(t, "Validation", rows::validation_rows());
+    append(t, "Checkpointing", rows::checkpoint_rows());
+    append(t, "Logging", rows::logging_rows());
+    append(t, "This program", rows::own_rows());
+    return t;
+  }();
+  return instance;
+}
+
+bool matches_family(std::string_view name, std::string_view pattern) {
+  const std::size_t star = pattern.find('*');
+  const std::string_view head = pattern.substr(0, star);
+  const std::string_view tail = pattern.substr(star + 1);
+  return name.size() >= head.size() + tail.size() && name.starts_with(head) && name.ends_with(tail);
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replace = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replace, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+const std::vector<Option>& option_table() { return table().rows; }
+
+const Option* find_option(std::string_view name) {
+  const Table& t = table();
+  if (const auto found = t.by_name.find(name); found != t.by_name.end()) return &t.rows[found->second];
+  for (const std::size_t index : t.families) {
+    if (matches_family(name, t.rows[index].names.front())) return &t.rows[index];
+  }
+  return nullptr;
+}
+
+const Option* find_destination(std::string_view destination) {
+  const Table& t = table();
+  const auto found = t.by_destination.find(destination);
+  return found == t.by_destination.end() ? nullptr : &t.rows[found->second];
+}
+
+std::string nearest_option(std::string_view name) {
+  std::string best;
+  // Beyond a third of the name, the nearest one is a guess that misleads.
+  std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
+  for (const Option& row : option_table()) {
+    if (row.hidden || row.is_family()) continue;
+    for (const std::string& known : row.names) {
+      const std::size_t distance = edit_distance(name, known);
+      if (distance < best_distance) {
+        best_distance = distance;
+        best = known;
+      }
+    }
+  }
+  return best;
+}
+
+void throw_usage_error(const std::string& message) {
+  throw ConfigError("usage: pretrain_gpt [options]; pretrain_gpt --help lists them\npretrain_gpt: error: " + message);
+}
+
+}  // namespace pgpt::config

@@ -1,0 +1,123 @@
+// Activations of the feed-forward block and their gradients, with the reference's constants.
+
+#include <numbers>
+
+#include "fast.h"
+#include "tensor_math.h"
+
+namespace pgpt::kernels {
+namespace {
+
+using detail::rounded;
+
+// tanh GELU: sqrt(2/pi), the cubic coefficient, and 3 * sqrt(2/pi) * the coefficient as the reference writes it.
+constexpr double kGeluScale = 0.79788456;
+constexpr double kGeluCubic = 0.044715;
+constexpr double kGeluDerivative = 0.1070322243;
+constexpr double kQuickGelu = 1.702;
+
+bool is_gated(ActivationKind kind) { return kind == ActivationKind::kSwiglu || kind == ActivationKind::kQuickGeglu; }
+
+// x + bias in the compute type, rounded to x's type first without fused rounding.
+at::Tensor input_of(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options) {
+  const at::Tensor wide = detail::widen(x);
+  if (!bias.defined()) return wide;
+  const at::Tensor sum = wide + bias;
+  return options.fused_rounding ? sum : rounded(sum, x.scalar_type());
+}
+
+at::Tensor gelu_tanh_argument(const at::Tensor& u) { return at::tanh(kGeluScale * u * (1 + kGeluCubic * u * u)); }
+
+struct Halves {
+  at::Tensor gate, linear;  // clamped
+};
+
+Halves halves_of(const at::Tensor& u, const ActivationOptions& options) {
+  const std::int64_t width = u.size(1) / 2;
+  Halves halves{u.narrow(1, 0, width), u.narrow(1, width, width)};
+  if (options.clamp > 0) {
+    halves.gate = at::clamp_max(halves.gate, options.clamp);
+    halves.linear = at::clamp(halves.linear, -options.clamp, options.clamp);
+  }
+  return halves;
+}
+
+double gate_slope(ActivationKind kind) { return kind == ActivationKind::kQuickGeglu ? kQuickGelu : 1.0; }
+
+// Type to which intermediate results are rounded: none beyond the compute type with fused rounding.
+at::ScalarType intermediate_type(const at::Tensor& x, const ActivationOptions& options) {
+  return options.fused_rounding ? detail::compute_type(x) : x.scalar_type();
+}
+
+at::Tensor gated_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options) {
+  const at::ScalarType step = intermediate_type(x, options);
+  const Halves halves = halves_of(input_of(x, bias, options), options);
+  const double slope = gate_slope(options.kind);
+  const at::Tensor gate = rounded(halves.gate * at::sigmoid(slope * halves.gate), step);
+  const at::Tensor linear = options.glu_offset != 0 ? rounded(halves.linear + options.glu_offset, step) : halves.linear;
+  return (gate * linear).to(x.scalar_type());
+}
+
+at::Tensor gated_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options) {
+  const at::ScalarType step = intermediate_type(x, options);
+  const at::Tensor u = input_of(x, bias, options);
+  const Halves halves = halves_of(u, options);
+  const double slope = gate_slope(options.kind);
+  const at::Tensor g = detail::widen(dy);
+  const at::Tensor sigmoid = at::sigmoid(slope * halves.gate);
+  const at::Tensor linear = options.glu_offset != 0 ? rounded(halves.linear + options.glu_offset, step) : halves.linear;
+  const at::Tensor derivative = sigmoid * (1 + slope * halves.gate * (1 - sigmoid));
+  at::Tensor d_gate = rounded(g * linear, step).mul_(derivative);
+  at::Tensor d_linear = g * rounded(halves.gate * sigmoid, step);
+  if (options.clamp > 0) {
+    const std::int64_t width = u.size(1) / 2;
+    d_gate = d_gate.masked_fill_(u.narrow(1, 0, width) > options.clamp, 0.0);
+    d_linear = d_linear.masked_fill_(at::abs(u.narrow(1, width, width)) > options.clamp, 0.0);
+  }
+  return at::cat({d_gate.to(x.scalar_type()), d_linear.to(x.scalar_type())}, 1);
+}
+
+}  // namespace
+
+at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options, const Policy& policy) {
+  if constexpr (fast::kBuilt) {
+    if (auto y = fast::activation_forward(x, bias, options, policy)) return *y;
+  }
+  if (is_gated(options.kind)) return gated_forward(x, bias, options);
+  const at::Tensor u = input_of(x, bias, options);
+  switch (options.kind) {
+    case ActivationKind::kGeluTanh:
+      return (0.5 * u).mul_(1 + gelu_tanh_argument(u)).to(x.scalar_type());
+    case ActivationKind::kSquaredRelu:
+      return at::square(at::relu(u)).to(x.scalar_type());
+    default:
+      return (0.5 * u).mul_(1 + at::erf(u * (1 / std::numbers::sqrt2))).to(x.scalar_type());
+  }
+}
+
+at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options,
+                               const Policy& policy) {
+  if constexpr (fast::kBuilt) {
+    if (auto dx = fast::activation_backward(dy, x, bias, options, policy)) return *dx;
+  }
+  if (is_gated(options.kind)) return gated_backward(dy, x, bias, options);
+  const at::Tensor u = input_of(x, bias, options);
+  const at::Tensor g = detail::widen(dy);
+  switch (options.kind) {
+    case ActivationKind::kGeluTanh: {
+      const at::Tensor t = gelu_tanh_argument(u);
+      const at::Tensor derivative = (0.5 * u).mul_((1 - t * t).mul_(kGeluScale + kGeluDerivative * u * u)).add_(0.5 * (1 + t));
+      return (derivative * g).to(x.scalar_type());
+    }
+    case ActivationKind::kSquaredRelu:
+      return (2 * at::relu(u)).mul_(g).to(x.scalar_type());
+    default: {
+      // Density of the normal distribution: 1 / sqrt(2 pi) = 1 / (sqrt2 sqrt(pi)).
+      const double density = std::numbers::inv_sqrtpi / std::numbers::sqrt2;
+      const at::Tensor cdf = (1 + at::erf(u * (1 / std::numbers::sqrt2))).mul_(0.5);
+      return (cdf + u * at::exp(-0.5 * u * u).mul_(density)).mul_(g).to(x.scalar_type());
+    }
+  }
+}
+
+}  // namespace pgpt::kernels

@@ -1,0 +1,109 @@
+// Rotary positions and the packed query, key and value layout.
+
+#include <numbers>
+
+#include "fast.h"
+#include "tensor_math.h"
+
+namespace pgpt::kernels {
+namespace {
+
+using detail::compute_type;
+using detail::is_16bit;
+
+// Bounds of the llama3 frequency blend, in positions.
+constexpr double kOriginalContext = 8192;
+constexpr double kLowFrequencyFactor = 1;
+constexpr double kHighFrequencyFactor = 4;
+
+at::Tensor scale_frequencies(const at::Tensor& frequency, double factor) {
+  const at::Tensor wavelength = 2 * std::numbers::pi / frequency;
+  const at::Tensor slow = frequency / factor;
+  const at::Tensor blend = (kOriginalContext / wavelength - kLowFrequencyFactor) / (kHighFrequencyFactor - kLowFrequencyFactor);
+  const at::Tensor mixed = (1 - blend) * slow + blend * frequency;
+  const at::Tensor long_waves = wavelength > kOriginalContext / kLowFrequencyFactor;
+  const at::Tensor short_waves = wavelength < kOriginalContext / kHighFrequencyFactor;
+  return at::where(long_waves, slow, at::where(short_waves, frequency, mixed));
+}
+
+// Rotates the first `dim` channels of x [b,s,...,d] in place.
+void rotate_(const at::Tensor& x, const RopeTable& table, bool backward) {
+  const RopeOptions& options = table.options;
+  const std::int64_t s = x.size(1);
+  const std::int64_t half = options.dim / 2;
+  PGPT_ASSERT(s <= table.cos.size(0) && options.dim <= x.size(-1), "rope table of ", table.cos.size(0), " positions, ", options.dim,
+              " channels for ", s, " positions, ", x.size(-1), " channels");
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(x.dim()), 1);
+  shape[1] = s;
+  shape.back() = half;
+  // 16-bit tensors without fused rounding use the 16-bit cosine and sine, and each ATen call below rounds.
+  const at::ScalarType type = options.fused_rounding ? compute_type(x) : x.scalar_type();
+  const at::Tensor cos = table.cos.narrow(0, 0, s).to(type).view(shape);
+  at::Tensor sin = table.sin.narrow(0, 0, s).to(type).view(shape);
+  if (backward) sin = -sin;
+  const at::Tensor rotated = x.narrow(-1, 0, options.dim);
+  const at::Tensor first = options.interleaved ? rotated.slice(-1, 0, options.dim, 2) : rotated.narrow(-1, 0, half);
+  const at::Tensor second = options.interleaved ? rotated.slice(-1, 1, options.dim, 2) : rotated.narrow(-1, half, half);
+  const at::Tensor a = first.to(type);
+  const at::Tensor b = second.to(type);
+  const at::Tensor new_first = (a * cos).add_(-(b * sin));
+  const at::Tensor new_second = (b * cos).add_(a * sin);
+  first.copy_(new_first);
+  second.copy_(new_second);
+}
+
+}  // namespace
+
+RopeTable make_rope_table(std::int64_t seq_length, const RopeOptions& options, at::Device device) {
+  PGPT_ASSERT(options.dim > 0 && options.dim % 2 == 0, "rotated channels ", options.dim, " must be even and positive");
+  const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device);
+  at::Tensor frequency = at::pow(at::Scalar(options.base), at::arange(0, options.dim, 2, fp32) / options.dim).reciprocal();
+  if (options.llama3_scaling) frequency = scale_frequencies(frequency, options.scaling_factor);
+  at::Tensor position = at::arange(seq_length, fp32);
+  if (options.interpolation_factor > 0) position *= 1.0 / static_cast<double>(options.interpolation_factor);
+  const at::Tensor angle = at::outer(position, frequency);
+  return {at::cos(angle), at::sin(angle), options};
+}
+
+void rope_(at::Tensor& x, const RopeTable& table, bool backward, const Policy& policy) {
+  if constexpr (fast::kBuilt) {
+    if (fast::rope_(x, table, backward, policy)) return;
+  }
+  rotate_(x, table, backward);
+}
+
+Qkv split_qkv(at::Tensor packed, std::int64_t num_heads, std::int64_t num_groups, std::int64_t head_dim, const RopeTable* rope,
+              const Policy& policy) {
+  if constexpr (fast::kBuilt) {
+    if (auto parts = fast::split_qkv(packed, num_heads, num_groups, head_dim, rope, policy)) return *parts;
+  }
+  const std::int64_t b = packed.size(0), s = packed.size(1), heads = num_heads / num_groups;
+  const at::Tensor groups = packed.view({b, s, num_groups, heads + 2, head_dim});
+  Qkv result;
+  // A view when each group has one query head or there is one group; else the heads of two groups have no common stride.
+  result.q = groups.narrow(3, 0, heads).reshape({b, s, num_heads, head_dim});
+  result.k = groups.select(3, heads);
+  result.v = groups.select(3, heads + 1);
+  if (rope != nullptr) {
+    rotate_(result.q, *rope, false);
+    rotate_(result.k, *rope, false);
+  }
+  return result;
+}
+
+at::Tensor merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy) {
+  if constexpr (fast::kBuilt) {
+    if (auto packed = fast::merge_qkv_gradient(gradient, rope, policy)) return *packed;
+  }
+  const std::int64_t b = gradient.q.size(0), s = gradient.q.size(1), num_heads = gradient.q.size(2), head_dim = gradient.q.size(3);
+  const std::int64_t num_groups = gradient.k.size(2), heads = num_heads / num_groups;
+  const at::Tensor groups = at::empty({b, s, num_groups, heads + 2, head_dim}, gradient.q.options());
+  groups.narrow(3, 0, heads).copy_(gradient.q.reshape({b, s, num_groups, heads, head_dim}));
+  groups.select(3, heads).copy_(gradient.k);
+  groups.select(3, heads + 1).copy_(gradient.v);
+  // Queries and keys of a group lie side by side, so one call turns both back.
+  if (rope != nullptr) rotate_(groups.narrow(3, 0, heads + 1), *rope, true);
+  return groups.view({b, s, num_groups * (heads + 2) * head_dim});
+}
+
+}  // namespace pgpt::kernels

@@ -1,0 +1,243 @@
+#include "pgpt/model/gpt.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "pgpt/base/error.h"
+
+namespace pgpt::model {
+
+using at::Tensor;
+using gtp::Pass;
+
+namespace {
+
+constexpr gtp::UseId kEmbeddingUse = 0;
+constexpr gtp::UseId kUsesPerLayer = 4;  // qkv, proj, fc1, fc2
+
+parameter::Parameter* find_optional(parameter::ParameterStore& store, const std::string& name) {
+  return store.contains(name) ? &store.find(name) : nullptr;
+}
+
+kernels::ActivationOptions activation_options(const config::ModelConfig& config) {
+  kernels::ActivationOptions options;
+  switch (config.activation) {
+    case config::Activation::kGeluTanh: options.kind = kernels::ActivationKind::kGeluTanh; break;
+    case config::Activation::kGeluErf: options.kind = kernels::ActivationKind::kGeluErf; break;
+    case config::Activation::kSwiglu: options.kind = kernels::ActivationKind::kSwiglu; break;
+    case config::Activation::kSquaredRelu: options.kind = kernels::ActivationKind::kSquaredRelu; break;
+    case config::Activation::kQuickGeglu: options.kind = kernels::ActivationKind::kQuickGeglu; break;
+  }
+  options.fused_rounding = config.bias_activation_fusion;
+  options.glu_offset = config.glu_linear_offset;
+  options.clamp = config.activation_clamp;
+  return options;
+}
+
+}  // namespace
+
+GptModel::GptModel(const config::ModelConfig& model, const config::TrainingConfig& training, parameter::ParameterStore& store,
+                   at::Device device)
+    : config_(model) {
+  if (config_.has_rope()) {
+    kernels::RopeOptions options;
+    options.dim = static_cast<std::int64_t>(static_cast<double>(config_.kv_channels) * config_.rotary_percent);
+    options.base = static_cast<double>(config_.rotary_base);
+    options.interpolation_factor = config_.rotary_seq_len_interpolation_factor;
+    options.llama3_scaling = config_.rope_scaling;
+    options.scaling_factor = config_.rope_scaling_factor;
+    options.interleaved = config_.rotary_interleaved;
+    options.fused_rounding = config_.rope_fusion;
+    rope_ = std::make_unique<kernels::RopeTable>(kernels::make_rope_table(config_.seq_length, options, device));
+  }
+  plan_chunks(training);
+  build_layers(training, store);
+}
+
+void GptModel::plan_chunks(const config::TrainingConfig& training) {
+  const auto layers = static_cast<std::size_t>(config_.num_layers);
+  if (training.recompute != config::RecomputeGranularity::kFull) {
+    chunks_.push_back({0, layers, false});
+    return;
+  }
+  const auto size = static_cast<std::size_t>(training.recompute_num_layers);
+  if (training.recompute_method == config::RecomputeMethod::kUniform) {
+    for (std::size_t begin = 0; begin < layers; begin += size) chunks_.push_back({begin, std::min(begin + size, layers), true});
+    return;
+  }
+  // block: the first layers are recomputed one by one, the rest are kept.
+  const std::size_t recomputed = std::min(size, layers);
+  for (std::size_t i = 0; i < recomputed; ++i) chunks_.push_back({i, i + 1, true});
+  if (recomputed < layers) chunks_.push_back({recomputed, layers, false});
+}
+
+void GptModel::build_layers(const config::TrainingConfig& training, parameter::ParameterStore& store) {
+  const bool fused_norms = config_.transformer_impl == config::TransformerImpl::kTransformerEngine;
+  const bool selective = training.recompute == config::RecomputeGranularity::kSelective;
+  const auto recomputes = [&](const char* module) {
+    const auto& modules = training.recompute_modules;
+    return selective && std::find(modules.begin(), modules.end(), module) != modules.end();
+  };
+  const SelectiveRecompute recompute{recomputes("core_attn"), recomputes("layernorm"), recomputes("mlp")};
+  const kernels::NormOptions norm_options{config_.norm_epsilon, config_.normalization == config::Normalization::kRMSNorm,
+                                          config_.zero_centered_gamma};
+  const auto norm = [&](const std::string& prefix) {
+    return Norm{&store.find(prefix + "weight"), find_optional(store, prefix + "bias"), norm_options};
+  };
+  const auto use = [&](const std::string& module, std::int64_t recompute_group, bool on_demand = false) {
+    uses_.push_back({module, &store.find(module + ".weight"), !on_demand, !on_demand, recompute_group});
+    return uses_.size() - 1;
+  };
+  const auto linear = [&](const std::string& module, std::int64_t recompute_group) {
+    return Linear{use(module, recompute_group), find_optional(store, module + ".bias"), fused_norms};
+  };
+
+  word_embeddings_ = &store.find("embedding.word_embeddings.weight");
+  position_embeddings_ = find_optional(store, "embedding.position_embeddings.weight");
+  use("embedding.word_embeddings", -1, true);
+  layers_.resize(static_cast<std::size_t>(config_.num_layers));
+  for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    for (std::size_t i = chunks_[chunk].begin; i < chunks_[chunk].end; ++i) {
+      const auto group = chunks_[chunk].recompute ? static_cast<std::int64_t>(chunk) : std::int64_t{-1};
+      TransformerLayer& layer = layers_[i];
+      layer.name = "decoder.layers." + std::to_string(i);
+      layer.recompute = recompute;
+      layer.input_norm = norm(fused_norms ? layer.name + ".self_attention.linear_qkv.layer_norm_" : layer.name + ".input_layernorm.");
+      layer.attention.name = layer.name + ".self_attention";
+      layer.attention.layer_number = static_cast<std::int64_t>(i) + 1;
+      layer.attention.rope = rope_.get();
+      layer.attention.qkv = linear(layer.attention.name + ".linear_qkv", group);
+      layer.attention.proj = linear(layer.attention.name + ".linear_proj", group);
+      if (config_.qk_layernorm) {
+        layer.attention.q_norm = std::make_unique<Norm>(norm(layer.attention.name + ".q_layernorm."));
+        layer.attention.k_norm = std::make_unique<Norm>(norm(layer.attention.name + ".k_layernorm."));
+      }
+      layer.pre_mlp_norm = norm(fused_norms ? layer.name + ".mlp.linear_fc1.layer_norm_" : layer.name + ".pre_mlp_layernorm.");
+      layer.mlp.name = layer.name + ".mlp";
+      layer.mlp.activation = activation_options(config_);
+      // With selective recompute of the MLP only fc1 runs again, so it is a group of its own.
+      layer.mlp.fc1 = linear(layer.mlp.name + ".linear_fc1", recompute.mlp ? static_cast<std::int64_t>(chunks_.size() + i) : group);
+      layer.mlp.fc2 = linear(layer.mlp.name + ".linear_fc2", group);
+    }
+  }
+  PGPT_ASSERT(uses_.size() == 1 + kUsesPerLayer * layers_.size());
+  final_norm_ = norm("decoder.final_layernorm.");
+  if (config_.untie_embeddings) {
+    output_ = Linear{use("output_layer", -1), nullptr, false};
+  } else {
+    uses_.push_back({"output_layer (tied)", word_embeddings_, true, true, -1});
+    output_ = Linear{uses_.size() - 1, nullptr, false};
+  }
+}
+
+Tensor GptModel::embed(const StepContext& context, const Batch& batch, Saved& saved) const {
+  const gtp::GatheredWeight table = context.chain->read(kEmbeddingUse, Pass::kForward);
+  Tensor x = kernels::embedding_forward(table.get(), batch.tokens.view({-1}));
+  if (position_embeddings_ != nullptr) {
+    x = x.add(kernels::embedding_forward(position_embeddings_->weight, batch.position_ids.view({-1})));
+  }
+  if (context.training && config_.hidden_dropout > 0.0) {
+    saved.embedding_dropout = {config_.hidden_dropout, context.dropout->hidden_seed, context.dropout->hidden_offset++};
+    x = kernels::dropout(x, saved.embedding_dropout, context.policy);
+  }
+  if (config_.fp32_residual_connection) x = x.to(at::kFloat);
+  context.observe("embedding", x);
+  return x;
+}
+
+void GptModel::embed_backward(const StepContext& context, const Batch& batch, const Tensor& gradient, const Saved& saved) const {
+  Tensor dx = gradient.to(word_embeddings_->weight.scalar_type());
+  if (saved.embedding_dropout.probability > 0.0) dx = kernels::dropout(dx, saved.embedding_dropout, context.policy);
+  if (position_embeddings_ != nullptr) {
+    add_replicated_gradient(context, *position_embeddings_,
+                            kernels::embedding_gradient(dx, batch.position_ids.view({-1}), position_embeddings_->weight.size(0), context.policy));
+  }
+  const Tensor ids = batch.tokens.view({-1});
+  const bool observed = context.observer != nullptr && context.observer->gradient;
+  if (!context.chain->distributed() && word_embeddings_->main_gradient.scalar_type() == at::kFloat && !observed) {
+    kernels::accumulate_embedding_gradient(word_embeddings_->main_gradient, dx, ids, context.policy);
+    context.chain->gradient_added(kEmbeddingUse);
+    return;
+  }
+  Tensor table_gradient = kernels::embedding_gradient(dx, ids, word_embeddings_->layout.logical_shape.at(0), context.policy);
+  if (observed) context.observer->gradient(word_embeddings_->spec.name, table_gradient);
+  context.chain->add_gradient(kEmbeddingUse, std::move(table_gradient));
+}
+
+void GptModel::run_chunk(const StepContext& context, const Chunk& chunk, ResidualStream& stream, const Batch& batch, Pass pass,
+                         ChunkSaved& saved) const {
+  saved.layers.resize(chunk.end - chunk.begin);
+  for (std::size_t i = chunk.begin; i < chunk.end; ++i) {
+    layers_[i].forward(context, stream, batch.tokens.size(0), batch.attention_mask, pass, saved.layers[i - chunk.begin]);
+    // Evaluation, and a chunk that will be recomputed, keep nothing.
+    if (!context.training || (chunk.recompute && pass == Pass::kForward)) saved.layers[i - chunk.begin] = {};
+  }
+}
+
+LossSum GptModel::run_forward(const StepContext& context, const Batch& batch, bool with_gradient, Saved& saved) const {
+  ResidualStream stream{embed(context, batch, saved), {}, {}, {}};
+  saved.chunks.resize(chunks_.size());
+  for (std::size_t i = 0; i < chunks_.size(); ++i) {
+    if (chunks_[i].recompute && context.training) {
+      stream = ResidualStream{stream.materialize(context), {}, {}, {}};
+      saved.chunks[i].input = stream.x;
+      saved.chunks[i].dropout = *context.dropout;
+    }
+    run_chunk(context, chunks_[i], stream, batch, Pass::kForward, saved.chunks[i]);
+  }
+  const Tensor y = final_norm_.forward(context, stream, saved.final_norm);
+  context.observe("decoder.final_layernorm", y);
+  Tensor logits = output_.forward(context, y, Pass::kForward);
+  context.observe("logits", logits);
+  LossSum loss;
+  if (with_gradient) {
+    loss.token_losses = kernels::cross_entropy_forward_backward_(logits, batch.labels, batch.gradient_scale, context.policy);
+    saved.dlogits = std::move(logits);
+  } else {
+    loss.token_losses = kernels::cross_entropy_forward(logits, batch.labels, context.policy);
+  }
+  loss.sum = loss.token_losses.mul(batch.loss_mask).sum();
+  context.chain->end_pass(Pass::kForward);
+  return loss;
+}
+
+LossSum GptModel::forward(const StepContext& context, const Batch& batch) {
+  Saved saved;
+  return run_forward(context, batch, false, saved);
+}
+
+LossSum GptModel::forward_backward(const StepContext& context, const Batch& batch) {
+  Saved saved;
+  LossSum loss = run_forward(context, batch, true, saved);
+
+  const Tensor dy = output_.backward(context, saved.dlogits, saved.final_norm.y);
+  saved.dlogits.reset();
+  // The head reads the plain sum of the stream, so there is no skip gradient.
+  Tensor gradient = final_norm_.backward(context, dy, saved.final_norm, {});
+  saved.final_norm = {};
+  for (std::size_t i = chunks_.size(); i-- > 0;) {
+    const Chunk& chunk = chunks_[i];
+    ChunkSaved& chunk_saved = saved.chunks[i];
+    if (chunk.recompute) {
+      StepContext again = context;
+      DropoutCursor cursor = chunk_saved.dropout;
+      again.dropout = &cursor;
+      again.observer = nullptr;
+      ResidualStream stream{chunk_saved.input, {}, {}, {}};
+      run_chunk(again, chunk, stream, batch, Pass::kRecompute, chunk_saved);
+      context.chain->end_pass(Pass::kRecompute);
+    }
+    for (std::size_t layer = chunk.end; layer-- > chunk.begin;) {
+      gradient = layers_[layer].backward(context, gradient, chunk_saved.layers[layer - chunk.begin]);
+    }
+    chunk_saved = {};
+  }
+  context.observe("embedding.gradient", gradient);
+  embed_backward(context, batch, gradient, saved);
+  context.chain->end_pass(Pass::kBackward);
+  return loss;
+}
+
+}  // namespace pgpt::model

@@ -1,0 +1,139 @@
+#include "pgpt/optim/optimizer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "pgpt/base/error.h"
+
+namespace pgpt::optim {
+
+using kernels::StepScalars;
+
+namespace {
+
+constexpr std::int32_t kDefaultGroup = 0;
+constexpr std::int32_t kDecoupledGroup = 1;
+constexpr std::int64_t kNumGroups = 2;
+
+bool ends_with(const std::string& text, const std::string& suffix) {
+  return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
+kernels::SegmentTable make_segments(const parameter::ParameterStore& store, const config::OptimizerConfig& config) {
+  std::vector<kernels::Segment> segments;
+  for (const parameter::Parameter& parameter : store.parameters()) {
+    kernels::Segment segment;
+    segment.begin = parameter.offset;
+    segment.end = parameter.offset + parameter.num_elements();
+    segment.group = config.decoupled_lr && parameter.spec.decoupled_lr ? kDecoupledGroup : kDefaultGroup;
+    const bool head_norm = ends_with(parameter.spec.name, "q_layernorm.weight") || ends_with(parameter.spec.name, "k_layernorm.weight");
+    segment.weight_decay_multiplier = head_norm && config.apply_weight_decay_to_qk_layernorm
+                                          ? 1.0F
+                                          : static_cast<float>(parameter.spec.weight_decay_multiplier);
+    segment.norm_weight = parameter.gtp_duplicate ? 0.0F : 1.0F;
+    segments.push_back(segment);
+  }
+  return kernels::make_segment_table(std::move(segments), store.options().device);
+}
+
+}  // namespace
+
+Optimizer::Optimizer(parameter::ParameterStore& store, const config::OptimizerConfig& optimizer, const config::TrainingConfig& training,
+                     bool count_zeros, comm::Communicator& model_group, const kernels::Policy& policy)
+    : store_(store),
+      config_(optimizer),
+      model_group_(model_group),
+      policy_(policy),
+      count_zeros_(count_zeros),
+      scaler_(training),
+      segments_(make_segments(store, optimizer)) {
+  const at::TensorOptions fp32 = store.weights().options().dtype(at::kFloat);
+  scalars_.values = at::zeros({StepScalars::kCount + kNumGroups}, fp32);
+  master_ = store.weights().scalar_type() == at::kFloat ? store.weights() : store.weights().to(at::kFloat);
+  exp_avg_ = at::zeros({store.num_elements()}, fp32);
+  if (config_.kind == config::OptimizerKind::kAdam) exp_avg_sq_ = at::zeros({store.num_elements()}, fp32);
+}
+
+void Optimizer::reset_masters() {
+  if (!master_.is_same(store_.weights())) master_.copy_(store_.weights());
+}
+
+double Optimizer::global_norm(const at::Tensor& flat) {
+  at::Tensor sum = kernels::squared_norm(flat, segments_, policy_);
+  model_group_.all_reduce(sum, comm::ReduceOp::kSum).wait();
+  return std::sqrt(sum.item<double>());
+}
+
+double Optimizer::params_norm() { return global_norm(master_); }
+
+StepOutcome Optimizer::step(const StepInputs& inputs) {
+  StepOutcome outcome;
+  at::Tensor& gradients = store_.gradients();
+  const double unscale = 1.0 / scaler_.scale();
+  if (scaler_.enabled()) {
+    at::Tensor overflow = kernels::has_non_finite(gradients);
+    model_group_.all_reduce(overflow, comm::ReduceOp::kMax).wait();
+    const bool overflowed = overflow.item<float>() != 0.0F;
+    scaler_.update(overflowed);
+    if (overflowed) {
+      outcome.updated = false;
+      return outcome;
+    }
+  }
+  if (unscale != 1.0) gradients.mul_(unscale);
+  const auto norm = static_cast<float>(global_norm(gradients));
+  outcome.gradient_norm = norm;
+  if (inputs.refuse_non_finite && !std::isfinite(norm)) {
+    outcome.updated = false;
+    outcome.non_finite = true;
+    return outcome;
+  }
+  float clip = 1.0F;
+  if (config_.clip_grad > 0.0) clip = std::min(1.0F, static_cast<float>(config_.clip_grad) / (norm + 1.0e-6F));
+  if (std::isnan(norm)) clip = norm;  // std::min would hide it
+  if (count_zeros_) {
+    at::Tensor zeros = kernels::count_zeros(gradients, segments_);
+    model_group_.all_reduce(zeros, comm::ReduceOp::kSum).wait();
+    outcome.num_zeros = zeros.item<std::int64_t>();
+  }
+
+  ++steps_;
+  const auto t = static_cast<int>(steps_);
+  at::Tensor values = at::zeros({StepScalars::kCount + kNumGroups}, at::kFloat);
+  float* v = values.data_ptr<float>();
+  v[StepScalars::kGradientScale] = clip;
+  v[StepScalars::kSkip] = 0.0F;
+  // float32 betas raised to an integer power, as the reference's kernels take them (spec/training.md 4.2).
+  v[StepScalars::kBiasCorrection1] = 1.0F - static_cast<float>(std::pow(static_cast<float>(config_.adam_beta1), t));
+  v[StepScalars::kBiasCorrection2] = 1.0F - static_cast<float>(std::pow(static_cast<float>(config_.adam_beta2), t));
+  v[StepScalars::kWeightDecay] = static_cast<float>(inputs.weight_decay);
+  v[StepScalars::kFirstMomentum] = steps_ == 1 ? 1.0F : 0.0F;
+  v[StepScalars::kCount + kDefaultGroup] = static_cast<float>(inputs.learning_rate);
+  v[StepScalars::kCount + kDecoupledGroup] = static_cast<float>(inputs.decoupled_learning_rate);
+  scalars_.values.copy_(values);
+
+  if (config_.kind == config::OptimizerKind::kAdam) {
+    const kernels::AdamOptions options{static_cast<float>(config_.adam_beta1), static_cast<float>(config_.adam_beta2),
+                                       static_cast<float>(config_.adam_eps)};
+    kernels::adam_step(store_.weights(), master_, exp_avg_, exp_avg_sq_, gradients, segments_, options, scalars_, policy_);
+  } else {
+    kernels::sgd_step(store_.weights(), master_, exp_avg_, gradients, segments_, config_.sgd_momentum, scalars_, policy_);
+  }
+  return outcome;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Optimizer::state() const {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  if (!master_.is_same(store_.weights())) tensors.emplace_back("fp32_param", master_);
+  if (config_.kind == config::OptimizerKind::kAdam) {
+    tensors.emplace_back("exp_avg", exp_avg_);
+    tensors.emplace_back("exp_avg_sq", exp_avg_sq_);
+  } else {
+    tensors.emplace_back("momentum_buffer", exp_avg_);
+  }
+  return tensors;
+}
+
+}  // namespace pgpt::optim

@@ -1,0 +1,115 @@
+// One rank for the process tests of test_comm_processes.cpp: comm_worker SCENARIO [ARGUMENT...].
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+
+#include "pgpt/base/error.h"
+#include "pgpt/base/log.h"
+#include "pgpt/comm/world.h"
+
+namespace {
+
+using namespace pgpt;
+using std::chrono::milliseconds;
+
+milliseconds from_environment(const char* name, int fallback) {
+  const char* value = std::getenv(name);
+  return milliseconds(value != nullptr ? std::atoi(value) : fallback);
+}
+
+comm::WorldOptions options() {
+  comm::WorldOptions result;
+  result.rendezvous_timeout = from_environment("PGPT_TEST_RENDEZVOUS_MS", 30'000);
+  result.timeout = from_environment("PGPT_TEST_TIMEOUT_MS", 30'000);
+  return result;
+}
+
+std::vector<int> everybody(const comm::World& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void say(const std::string& text) { log::line(text); }
+
+/// One sum over all ranks, checked.
+void sum_once(comm::Communicator& group) {
+  at::Tensor value = at::full({1000}, group.rank() + 1, at::kFloat);
+  group.all_reduce(value, comm::ReduceOp::kSum).wait();
+  const float expected = static_cast<float>(group.size() * (group.size() + 1)) / 2;
+  if (!at::equal(value, at::full({1000}, expected, at::kFloat))) throw std::runtime_error("wrong sum");
+}
+
+void run(std::unique_ptr<comm::World>& world, const std::vector<std::string>& arguments) {
+  const std::string scenario = arguments.at(0);
+  const auto env = comm::read_launch_environment();
+  if (scenario == "cycles") {
+    const int count = std::stoi(arguments.at(1));
+    for (int i = 0; i < count; ++i) {
+      world = comm::World::connect(env, options());
+      auto all = world->create_group("data", everybody(*world));
+      sum_once(*all);
+      world->shutdown();
+      world.reset();
+    }
+    say("rank " + std::to_string(env.rank) + " done");
+    return;
+  }
+  world = comm::World::connect(env, options());
+  auto all = world->create_group("data", everybody(*world));
+  sum_once(*all);
+  say("rank " + std::to_string(env.rank) + " of " + std::to_string(env.world_size) + " connected by " + env.launcher);
+  const int victim = arguments.size() > 1 ? std::stoi(arguments.at(1)) : 0;
+  if (scenario == "once") {
+    all->barrier();
+  } else if (scenario == "throw") {
+    if (world->rank() == victim) throw DataError("the disk is on fire");
+    all->barrier();
+  } else if (scenario == "loop") {
+    world->end_on_signals();
+    for (int step = 1;; ++step) {
+      world->set_activity("training step " + std::to_string(step));
+      sum_once(*all);
+      if (step == 3) say("looping");
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  } else if (scenario == "idle") {  // the victim stays away from the collective but lives
+    world->set_activity(world->rank() == victim ? "a long nap" : "training step 7");
+    if (world->rank() == victim) {
+      if (arguments.size() > 2) world->set_slow(milliseconds(std::stoi(arguments.at(2))));
+      std::this_thread::sleep_for(milliseconds(arguments.size() > 3 ? std::stoi(arguments.at(3)) : 60'000));
+      world->set_slow(milliseconds(0));
+    }
+    all->barrier();
+  } else {
+    throw ConfigError("unknown scenario " + scenario);
+  }
+  all.reset();
+  world->shutdown();
+  say("rank " + std::to_string(env.rank) + " done");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::unique_ptr<comm::World> world;
+  int code = 0;
+  try {
+    run(world, {argv + 1, argv + argc});
+  } catch (const Error& error) {
+    log::error(error.what());
+    code = static_cast<int>(error.code());
+    if (world) world->announce_failure(error.what());
+  } catch (const std::exception& error) {
+    log::error(error.what());
+    code = 1;
+    if (world) world->announce_failure(error.what());
+  }
+  if (code != 0) ::_exit(code);
+  return 0;
+}

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pgpt/base/error.h"
+#include "pgpt/config/config.h"
+#include "pgpt/data/checksum.h"
+#include "pgpt/data/datasets.h"
+#include "pgpt/data/indexed_dataset.h"
+
+namespace pgpt::data::test {
+
+using nlohmann::json;
+
+inline std::string golden_path(const std::string& name) { return std::string(PGPT_TEST_DATA) + "/golden_data/" + name; }
+
+/// A golden file, read once and kept: tests loop over parts of it.
+inline const json& golden(const std::string& name) {
+  static std::map<std::string, json> files;
+  const auto [found, fresh] = files.try_emplace(name);
+  if (fresh) {
+    std::ifstream file(golden_path(name));
+    found->second = json::parse(file);
+  }
+  return found->second;
+}
+
+/// A fresh folder, removed at the end of the test.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "pgpt_data_XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+inline void write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+}
+
+inline std::uint32_t crc_of(const std::string& text) {
+  return crc32({reinterpret_cast<const std::byte*>(text.data()), text.size()});
+}
+
+template <class T>
+std::uint32_t crc_of(const std::vector<T>& values) {
+  return crc32({reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(T)});
+}
+
+/// Message of the error that `action` throws; empty when it throws none.
+template <class E = Error, class F>
+std::string error_of(F&& action) {
+  try {
+    action();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Writes a corpus of one-sequence documents.
+inline void write_corpus(const std::string& prefix, const std::vector<std::vector<std::int64_t>>& documents,
+                         TokenType type = TokenType::kUint16) {
+  IndexedDatasetWriter writer(prefix, type);
+  for (const auto& document : documents) {
+    writer.add_sequence(document);
+    writer.end_document();
+  }
+  writer.finish();
+}
+
+/// A small run on `prefix` (mock data when empty) with NullTokenizer and 128 ids.
+inline config::Config small_config(const std::string& prefix, const std::string& split = "1,0,0") {
+  config::Config config;
+  config.model.seq_length = 8;
+  config.model.vocab_size = 128;
+  config.model.padded_vocab_size = 128;
+  config.training.micro_batch_size = 1;
+  config.training.global_batch_size = 1;
+  config.training.train_iters = 5;
+  config.training.seed = 1234;
+  config.data.mock = prefix.empty();
+  if (!prefix.empty()) config.data.data_path = {prefix};
+  config.data.split = split;
+  config.data.tokenizer_type = "NullTokenizer";
+  config.data.num_workers = 0;
+  return config;
+}
+
+/// Collects what is printed.
+struct Lines {
+  std::vector<std::string> lines;
+  [[nodiscard]] LineSink sink() {
+    return [this](const std::string& line) { lines.push_back(line); };
+  }
+  [[nodiscard]] bool has(const std::string& part) const {
+    return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) { return contains(line, part); });
+  }
+};
+
+inline Datasets build(const config::Config& config, const LineSink& print = {}) {
+  return build_datasets(config, resolve_tokenizer(config), requested_samples(config), print);
+}
+
+/// Tokens of all samples in order.
+inline std::vector<std::vector<std::int64_t>> all_tokens(const Dataset& dataset) {
+  std::vector<std::vector<std::int64_t>> tokens;
+  for (std::int64_t i = 0; i < dataset.size(); ++i) tokens.push_back(dataset.sample(i).tokens);
+  return tokens;
+}
+
+}  // namespace pgpt::data::test

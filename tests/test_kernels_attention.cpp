@@ -1,0 +1,247 @@
+// Attention: every form against autograd in fp64, rounding points in bf16, masks, groups, dropout, block boundaries.
+
+#include <cmath>
+#include <limits>
+
+#include "pgpt/base/error.h"
+#include "pgpt/kernels/kernels.h"
+#include "support/tensor_check.h"
+
+using namespace pgpt;
+using namespace pgpt::kernels;
+using namespace pgpt::test;
+
+namespace {
+
+constexpr AttentionForm kForms[] = {AttentionForm::kFused, AttentionForm::kUnfused, AttentionForm::kUnfusedFp32Softmax};
+
+at::Tensor causal_mask(std::int64_t s) { return at::ones({s, s}, at::kBool).triu(1); }
+
+struct Sizes {
+  std::int64_t b, s, nh, ng, d;
+};
+
+Qkv random_qkv(const Sizes& n, std::uint64_t seed) {
+  return {random_normal({n.b, n.s, n.nh, n.d}, seed), random_normal({n.b, n.s, n.ng, n.d}, seed + 1),
+          random_normal({n.b, n.s, n.ng, n.d}, seed + 2)};
+}
+
+// Heads first, groups repeated.
+at::Tensor heads_of(const at::Tensor& x, std::int64_t nh) { return x.repeat_interleave(nh / x.size(2), 2).transpose(1, 2); }
+
+at::Tensor reference(const Qkv& qkv, const at::Tensor& hidden, double scale, const at::Tensor& factors) {
+  const std::int64_t nh = qkv.q.size(2);
+  const at::Tensor scores = at::matmul(heads_of(qkv.q, nh), heads_of(qkv.k, nh).transpose(2, 3)) * scale;
+  at::Tensor p = at::softmax(scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()), 3);
+  if (factors.defined()) p = p * factors;
+  return at::matmul(p, heads_of(qkv.v, nh)).transpose(1, 2);
+}
+
+// The dropout factors of all probabilities, through the public function: their indices are those of [b,nh,s,s].
+at::Tensor factors_of(const Sizes& n, const AttentionOptions& options) {
+  const DropoutState state{options.dropout, options.dropout_seed, options.dropout_offset};
+  return options.dropout > 0 ? dropout(at::ones({n.b, n.nh, n.s, n.s}, at::kDouble), state, {}) : at::Tensor();
+}
+
+void check_against_autograd(const Sizes& n, const at::Tensor& mask, const AttentionOptions& options) {
+  INFO("b " << n.b << " s " << n.s << " heads " << n.nh << " groups " << n.ng << " d " << n.d << " form "
+            << static_cast<int>(options.form) << " dropout " << options.dropout);
+  const Qkv random = random_qkv(n, 1);
+  const Qkv in{leaf(random.q), leaf(random.k), leaf(random.v)};
+  const at::Tensor dout = random_normal({n.b, n.s, n.nh, n.d}, 9);
+  const at::Tensor expected = reference(in, mask.defined() ? mask : causal_mask(n.s), options.scale, factors_of(n, options));
+  expected.backward(dout);
+  const c10::NoGradGuard guard;
+  const Policy policy;
+  AttentionSaved saved;
+  const at::Tensor out = attention_forward({in.q.detach(), in.k.detach(), in.v.detach()}, mask, options, saved, policy);
+  const Qkv gradient = attention_backward(dout, saved, policy);
+  // Five chained contractions over at most s or d terms (two of them per-key sums over the queries of a group), of products of at most three
+  // values below 5 with a sum of sqrt(d) * 5 inside the exponential.
+  const double terms = static_cast<double>(std::max(n.s * n.nh / n.ng, n.d));
+  const double bound = gradient_bound(5, terms, 5 * 5 * 5 * 5 * std::sqrt(static_cast<double>(n.d)));
+  require_within(out, expected, bound);
+  require_within(gradient.q, in.q.grad(), bound);
+  require_within(gradient.k, in.k.grad(), bound);
+  require_within(gradient.v, in.v.grad(), bound);
+}
+
+at::Tensor r(const at::Tensor& t) { return to_bf16_values(t); }
+
+}  // namespace
+
+TEST_CASE("attention and its gradients agree with autograd in fp64", "[cpu]") {
+  // One token; odd sizes; groups; more rows than one block of the row loop.
+  for (const Sizes& n : {Sizes{2, 1, 2, 2, 4}, Sizes{2, 7, 6, 2, 5}, Sizes{1, 19, 4, 1, 8}, Sizes{1, 300, 2, 1, 4}}) {
+    for (const AttentionForm form : kForms) {
+      for (const double rate : {0.0, 0.25}) {
+        AttentionOptions options;
+        options.form = form;
+        options.scale = 0.4;
+        options.dropout = rate;
+        options.dropout_seed = 77;
+        options.dropout_offset = 12;
+        check_against_autograd(n, {}, options);
+      }
+    }
+  }
+}
+
+TEST_CASE("a custom mask replaces the causal mask", "[cpu]") {
+  const Sizes n{2, 9, 4, 2, 4};
+  // Documents end after positions 3 and 6 of sequence 0 and after 1 of sequence 1; later tokens do not see them.
+  at::Tensor mask = causal_mask(n.s).view({1, 1, n.s, n.s}).repeat({n.b, 1, 1, 1});
+  mask.select(0, 0).slice(1, 4, 9).slice(2, 0, 4).fill_(true);
+  mask.select(0, 0).slice(1, 7, 9).slice(2, 0, 7).fill_(true);
+  mask.select(0, 1).slice(1, 2, 9).slice(2, 0, 2).fill_(true);
+  for (const AttentionForm form : kForms) {
+    AttentionOptions options;
+    options.form = form;
+    options.scale = 0.5;
+    check_against_autograd(n, mask, options);
+    options.dropout = 0.5;
+    check_against_autograd(n, mask, options);
+    check_against_autograd(n, at::zeros({n.b, 1, n.s, n.s}, at::kBool), options);
+  }
+}
+
+TEST_CASE("query-key layer scaling changes only the rounding", "[cpu]") {
+  const Sizes n{1, 12, 2, 2, 8};
+  for (const AttentionForm form : kForms) {
+    AttentionOptions options;
+    options.form = form;
+    options.scale = 0.35;
+    options.score_divisor = 3;
+    check_against_autograd(n, {}, options);
+  }
+  // In fp16 the divided scores stay finite where the undivided ones overflow to Inf (65504), which is its purpose.
+  AttentionOptions options;
+  options.form = AttentionForm::kUnfusedFp32Softmax;
+  const at::Tensor big = at::full({1, 2, 1, 4}, 150.0, at::kHalf);
+  AttentionSaved saved;
+  CHECK(attention_forward({big, big, big}, {}, options, saved, {}).isnan().any().item<bool>());
+  options.score_divisor = 2;
+  CHECK(attention_forward({big, big, big}, {}, options, saved, {}).isfinite().all().item<bool>());
+}
+
+TEST_CASE("grouped queries equal repeated keys and values, their gradients the sums", "[cpu]") {
+  const Sizes n{2, 10, 6, 2, 4};
+  const Qkv in = random_qkv(n, 3);
+  const Qkv wide{in.q, in.k.repeat_interleave(3, 2), in.v.repeat_interleave(3, 2)};
+  const at::Tensor dout = random_normal({n.b, n.s, n.nh, n.d}, 8);
+  for (const AttentionForm form : kForms) {
+    AttentionOptions options;
+    options.form = form;
+    AttentionSaved saved, wide_saved;
+    const double bound = gradient_bound(5, 30, 5 * 5 * 5 * 5 * 2);
+    require_within(attention_forward(in, {}, options, saved, {}), attention_forward(wide, {}, options, wide_saved, {}), bound);
+    const Qkv grouped = attention_backward(dout, saved, {}), repeated = attention_backward(dout, wide_saved, {});
+    const auto sum = [&](const at::Tensor& t) { return t.view({n.b, n.s, n.ng, 3, n.d}).sum(3); };
+    require_within(grouped.q, repeated.q, bound);
+    require_within(grouped.k, sum(repeated.k), bound);
+    require_within(grouped.v, sum(repeated.v), bound);
+  }
+}
+
+TEST_CASE("strided inputs give the same bits as contiguous ones", "[cpu]") {
+  const Sizes n{2, 17, 4, 4, 8};
+  const at::Tensor packed = random_normal({n.b, n.s, n.ng * 3 * n.d}, 1).to(at::kBFloat16);
+  const Qkv views = split_qkv(packed, n.nh, n.ng, n.d, nullptr, {});
+  REQUIRE_FALSE(views.k.is_contiguous());
+  const Qkv copies{views.q.contiguous(), views.k.contiguous(), views.v.contiguous()};
+  const at::Tensor dout = random_normal({n.b, n.s, n.nh, n.d}, 2).to(at::kBFloat16);
+  for (const AttentionForm form : kForms) {
+    AttentionOptions options;
+    options.form = form;
+    AttentionSaved a, b;
+    require_equal(attention_forward(views, {}, options, a, {}), attention_forward(copies, {}, options, b, {}));
+    const Qkv da = attention_backward(dout, a, {}), db = attention_backward(dout, b, {});
+    require_equal(da.q, db.q);
+    require_equal(da.k, db.k);
+    require_equal(da.v, db.v);
+  }
+}
+
+TEST_CASE("bf16 attention rounds exactly where its form says", "[cpu]") {
+  const Sizes n{2, 64, 4, 4, 32};
+  const double scale = 1 / std::sqrt(32.0);
+  const Qkv random = random_qkv(n, 5);
+  const Qkv in{random.q.to(at::kBFloat16), random.k.to(at::kBFloat16), random.v.to(at::kBFloat16)};
+  const at::Tensor dout = random_normal({n.b, n.s, n.nh, n.d}, 6).to(at::kBFloat16);
+  const auto head = [](const at::Tensor& t) { return t.to(at::kDouble).transpose(1, 2); };
+  const at::Tensor q = head(in.q), k = head(in.k), v = head(in.v), dy = head(dout);
+  const at::Tensor hidden = causal_mask(n.s);
+  const at::Tensor exact_scores = at::matmul(q, k.transpose(2, 3)) * scale;
+
+  // Each result is a bf16 number that an fp32 error of some 2^-20 relative (sums of 64 terms) moves to its neighbour with a probability of
+  // about 2^-20 / 2^-8, and each of the some hundred roundings feeding it likewise at weight 1/64: below 1 element in 50 in all.
+  const std::int64_t allowed = in.q.numel() / 50;
+  std::vector<at::Tensor> outputs;
+  for (const AttentionForm form : kForms) {
+    INFO("form " << static_cast<int>(form));
+    AttentionOptions options;
+    options.form = form;
+    options.scale = scale;
+    AttentionSaved saved;
+    const at::Tensor out = attention_forward(in, {}, options, saved, {});
+    const Qkv gradient = attention_backward(dout, saved, {});
+    at::Tensor p, rounded_p, expected, ds;
+    const at::Tensor dp = at::matmul(dy, v.transpose(2, 3));
+    if (form == AttentionForm::kFused) {
+      const at::Tensor scores = exact_scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
+      const at::Tensor e = (scores - scores.amax({3}, true)).exp(), sum = e.sum({3}, true);
+      expected = r(at::matmul(r(e), v) / sum);
+      p = e / sum;
+      rounded_p = r(p);
+      ds = r(p * (dp - (dy * expected).sum({3}, true)));
+    } else {
+      p = at::softmax(r(exact_scores).masked_fill(hidden, -10000.0), 3);
+      rounded_p = r(p);
+      expected = r(at::matmul(rounded_p, v));
+      if (form == AttentionForm::kUnfused) p = rounded_p;
+      ds = r(p * (r(dp) - (r(dp) * p).sum({3}, true)));
+      CHECK(saved.probabilities.scalar_type() == (form == AttentionForm::kUnfused ? at::kBFloat16 : at::kFloat));
+    }
+    CHECK(mismatches(head(out), expected) <= allowed);
+    CHECK(mismatches(head(gradient.q), r(at::matmul(ds, k) * scale)) <= allowed);
+    CHECK(mismatches(head(gradient.k), r(at::matmul(ds.transpose(2, 3), q) * scale)) <= allowed);
+    CHECK(mismatches(head(gradient.v), r(at::matmul(rounded_p.transpose(2, 3), dy))) <= allowed);
+    outputs.push_back(out);
+    outputs.push_back(gradient.q);
+  }
+  // The forms are told apart by this test: fused from unfused by the output, the unfused ones by their gradients.
+  CHECK(mismatches(outputs[0], outputs[2]) > 4 * allowed);
+  CHECK(mismatches(outputs[2], outputs[4]) == 0);
+  CHECK(mismatches(outputs[3], outputs[5]) > 4 * allowed);
+}
+
+TEST_CASE("attention dropout repeats its mask from seed and offset and keeps the expected share", "[cpu]") {
+  const Sizes n{1, 33, 2, 2, 8};
+  const Qkv random = random_qkv(n, 5);
+  const Qkv in{random.q.to(at::kBFloat16), random.k.to(at::kBFloat16), random.v.to(at::kBFloat16)};
+  for (const AttentionForm form : kForms) {
+    AttentionOptions options;
+    options.form = form;
+    options.dropout = 0.3;
+    options.dropout_seed = 5;
+    options.dropout_offset = 8;
+    AttentionSaved saved, other;
+    const at::Tensor first = attention_forward(in, {}, options, saved, {});
+    require_equal(attention_forward(in, {}, options, other, {}), first);
+    options.dropout_offset = 12;
+    CHECK(mismatches(attention_forward(in, {}, options, other, {}), first) > 0);
+    options.dropout = 1.0;
+    CHECK_THROWS_AS(attention_forward(in, {}, options, other, {}), ConfigError);
+  }
+}
+
+TEST_CASE("the log names the attention implementation that runs", "[cpu]") {
+  const Qkv in = random_qkv({1, 4, 2, 2, 8}, 1);
+  AttentionOptions options;
+  CHECK(attention_implementation(in, {}, options) == "composite (fused form)");
+  CHECK(attention_implementation(in, at::zeros({1, 1, 4, 4}, at::kBool), options) == "composite (fused form, custom mask)");
+  options.form = AttentionForm::kUnfused;
+  CHECK(attention_implementation(in, {}, options) == "composite (unfused, 16-bit probabilities)");
+  options.form = AttentionForm::kUnfusedFp32Softmax;
+  CHECK(attention_implementation(in, {}, options) == "composite (unfused, fp32 probabilities)");
+}
