@@ -1,10 +1,9 @@
 // Parsing of command lines and what follows from them.
-#include "pgpt/config/config.h"
-
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "pgpt/config/config.h"
 #include "pgpt/config/estimate.h"
 #include "pgpt/config/option_table.h"
 #include "support/catch.h"
@@ -50,14 +49,15 @@ TEST_CASE("the seed command gives the configuration it means", "[cpu][config]") 
   CHECK(c.data.mock);
   CHECK(c.data.eod_id == 127);
   CHECK(c.data.pad_id == -1);
-  CHECK(c.notices ==
-        std::vector<std::string>{
-            "using world size: 2, data-parallel size: 1, context-parallel size: 1, hierarchical context-parallel sizes: "
-            "None, tensor-model-parallel size: 1, pipeline-model-parallel size: 1",
-            "Number of virtual stages per pipeline stage: None",
-            "accumulate and all-reduce gradients in fp32 for bfloat16 data type.",
-            "using torch.bfloat16 for parameters ...",
-            " > padded vocab (size: 128) with 0 dummy tokens (new size: 128)"});
+  CHECK(
+      c.notices ==
+      std::vector<std::string>{
+          "using world size: 2, data-parallel size: 1, context-parallel size: 1, hierarchical context-parallel sizes: "
+          "None, tensor-model-parallel size: 1, pipeline-model-parallel size: 1",
+          "Number of virtual stages per pipeline stage: None",
+          "accumulate and all-reduce gradients in fp32 for bfloat16 data type.",
+          "using torch.bfloat16 for parameters ...",
+          " > padded vocab (size: 128) with 0 dummy tokens (new size: 128)"});
 }
 
 TEST_CASE("every command of the reference's conformance cases gives the parameter counts it printed", "[cpu][config]") {
@@ -87,20 +87,26 @@ TEST_CASE("the seed model has the published sizes and operations", "[cpu][config
 }
 
 TEST_CASE("operations of experts and prediction layers follow the formula", "[cpu][config]") {
-  // 2 samples of 32 tokens; h 64, q = kv = 64, V 128, 4 layers of which 2 hold experts (ffn 256, experts 128, top 2, shared 96).
-  const Config c = config_of(kTiny + "--global-batch-size 2 --num-experts 4 --moe-layer-freq ([1]+[0])*2 "
+  // 2 samples of 32 tokens; h 64, q = kv = 64, V 128, 4 layers of which 2 hold experts (ffn 256, experts 128, top 2,
+  // shared 96).
+  const Config c = config_of(kTiny +
+                             "--global-batch-size 2 --num-experts 4 --moe-layer-freq ([1]+[0])*2 "
                              "--moe-ffn-hidden-size 128 --moe-shared-expert-intermediate-size 96");
-  const double per_token = 6.0 * 64 * (256 * 2 * 2 + 128 * 2 * 2 * 2 + 96 * 2 * 2) + 6.0 * 4 * (64 * 192 + 64 * 64) + 6.0 * 64 * 128;
+  const double per_token =
+      6.0 * 64 * (256 * 2 * 2 + 128 * 2 * 2 * 2 + 96 * 2 * 2) + 6.0 * 4 * (64 * 192 + 64 * 64) + 6.0 * 64 * 128;
   CHECK(estimate(c).step_flops == 64 * per_token + 2.0 * 32 * 32 * 4 * 6 * 64);
   // One prediction layer more: 5 layers, the extra projections, twice the logits.
   const Config mtp = config_of(kTiny + "--global-batch-size 2 --mtp-num-layers 1 --position-embedding-type rope");
-  const double mtp_token = 6.0 * 64 * 256 * 2 * 5 + 6.0 * 5 * (64 * 192 + 64 * 64) + 6.0 * (3 * 64 + 2 * 64 * 64) + 6.0 * 64 * 128 * 2;
+  const double mtp_token =
+      6.0 * 64 * 256 * 2 * 5 + 6.0 * 5 * (64 * 192 + 64 * 64) + 6.0 * (3 * 64 + 2 * 64 * 64) + 6.0 * 64 * 128 * 2;
   CHECK(estimate(mtp).step_flops == 64 * mtp_token + 2.0 * 32 * 32 * 5 * 6 * 64);
 }
 
 TEST_CASE("a dry run prints mesh, parameters and bytes for the asked world size", "[cpu][config]") {
-  const ParsedCommand command = parse(kSeedCommand + " --global-batch-size 32 --tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 4 "
-                                      "--pipeline-model-parallel-size 2 --dry-run --world-size 16");
+  const ParsedCommand command =
+      parse(kSeedCommand +
+            " --global-batch-size 32 --tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards 4 "
+            "--pipeline-model-parallel-size 2 --dry-run --world-size 16");
   CHECK(command.action == ParsedCommand::Action::kDryRun);
   CHECK(command.config.dry_run);
   CHECK(command.config.parallel.replicate_data == 2);
@@ -142,13 +148,16 @@ TEST_CASE("numbers are read as Python reads them", "[cpu][config]") {
 }
 
 TEST_CASE("lists take the words up to the next option, blanks and empty words included", "[cpu][config]") {
-  CHECK(config_of(kTiny + "--iterations-to-skip 3 5 8 --seed 1").training.iterations_to_skip == std::vector<std::int64_t>{3, 5, 8});
+  CHECK(config_of(kTiny + "--iterations-to-skip 3 5 8 --seed 1").training.iterations_to_skip ==
+        std::vector<std::int64_t>{3, 5, 8});
   CHECK(config_of(kTiny + "--iterations-to-skip=3").training.iterations_to_skip == std::vector<std::int64_t>{3});
   CHECK(contains(error_of(kTiny + "--iterations-to-skip --seed 1"), "at least one value"));
   CHECK(config_of(kTiny + "--rampup-batch-size 16 8 100 --seed 3").training.seed == 3);
   CHECK(contains(error_of(kTiny + "--rampup-batch-size 16 8"), "takes 3 values, found 2"));
-  std::vector<std::string> arguments = words("--tokenizer-type NullTokenizer --vocab-size 128 --num-layers 4 --hidden-size 64 "
-      "--num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 1 --lr 1 --dry-run");
+  std::vector<std::string> arguments = words(
+      "--tokenizer-type NullTokenizer --vocab-size 128 --num-layers 4 --hidden-size 64 "
+      "--num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 1 --lr "
+      "1 --dry-run");
   for (const char* word : {"--data-path", "0.5", "/a,b c", "0.5", "x=y"}) arguments.emplace_back(word);
   CHECK(parse_words(arguments).config.data.data_path == std::vector<std::string>{"0.5", "/a,b c", "0.5", "x=y"});
   arguments = words(kTiny + "--dry-run --data-path --evidence-dir");
@@ -173,19 +182,21 @@ TEST_CASE("patterns are integers or list expressions", "[cpu][config]") {
   CHECK(evaluate("[0]+2*[1]") == std::vector<std::int64_t>{1, 0, 1, 1});
   CHECK(evaluate("[1, 0,1,]") == std::vector<std::int64_t>{1, 1, 0, 1});
   CHECK(evaluate("[]") == std::vector<std::int64_t>{1});
-  for (const char* bad : {"", "[1", "1]", "[1]*[2]", "[1]+1", "[[1]]", "a", "__import__('os')", "1-1", "(1", "[1]*9999999999", "[1]*1000000*1000000",
-                          "1000000*1000000", "[1 2]", "1+", "*2"}) {
+  for (const char* bad : {"", "[1", "1]", "[1]*[2]", "[1]+1", "[[1]]", "a", "__import__('os')", "1-1", "(1",
+                          "[1]*9999999999", "[1]*1000000*1000000", "1000000*1000000", "[1 2]", "1+", "*2"}) {
     INFO(bad);
     CHECK_THROWS_AS(evaluate(bad), pgpt::ConfigError);
   }
   CHECK(config_of(kTiny + "--num-experts 2 --moe-layer-freq ([0]+[1])*2").experts.expert_layer ==
         std::vector<bool>{false, true, false, true});
-  CHECK(config_of(kTiny + "--num-experts 2 --moe-layer-freq 3").experts.expert_layer == std::vector<bool>{true, false, false, true});
+  CHECK(config_of(kTiny + "--num-experts 2 --moe-layer-freq 3").experts.expert_layer ==
+        std::vector<bool>{true, false, false, true});
 }
 
 TEST_CASE("unknown words name the nearest option", "[cpu][config]") {
   CHECK(contains(error_of(kTiny + "--num-layer 2"), "unknown option --num-layer; did you mean --num-layers?"));
-  CHECK(contains(error_of(kTiny + "--tensor-parallel-num-weight-shard 2"), "did you mean --tensor-parallel-num-weight-shards?"));
+  CHECK(contains(error_of(kTiny + "--tensor-parallel-num-weight-shard 2"),
+                 "did you mean --tensor-parallel-num-weight-shards?"));
   CHECK(contains(error_of(kTiny + "--globalbatch-size=2"), "did you mean --global-batch-size?"));
   CHECK(contains(error_of(kTiny + "--qqqqqqqqqqqqqqqq 1"), "unknown option --qqqqqqqqqqqqqqqq"));
   CHECK_FALSE(contains(error_of(kTiny + "--qqqqqqqqqqqqqqqq 1"), "did you mean"));
@@ -225,8 +236,9 @@ TEST_CASE("left-out values are derived as documented", "[cpu][config]") {
   CHECK(config_of(kTiny + "--embedding-init-method-std 0.5").model.embedding_init_method_std == 0.5);
   CHECK(config_of(kTiny + "--init-method-std 0.3").model.embedding_init_method_std == 0.3);
   CHECK(config_of(kTiny + "--recompute-activations").training.recompute == RecomputeGranularity::kSelective);
-  CHECK(config_of(kTiny + "--recompute-activations").training.recompute_modules == std::vector<std::string>{"core_attn"});
-  CHECK(config_of(kTiny + "--encoder-num-layers 3 --num-workers 1").data.num_workers == 1);
+  CHECK(config_of(kTiny + "--recompute-activations").training.recompute_modules ==
+        std::vector<std::string>{"core_attn"});
+  CHECK(config_of(kTiny).data.num_workers == 2);
 }
 
 TEST_CASE("a global batch left out counts GTP ranks too, and is printed", "[cpu][config]") {
@@ -238,9 +250,11 @@ TEST_CASE("a global batch left out counts GTP ranks too, and is printed", "[cpu]
 
 TEST_CASE("batch rules name every factor", "[cpu][config]") {
   const std::string text = error_of(kTiny + "--tensor-parallel-num-weight-shards 2 --global-batch-size 12", 4);
-  CHECK(contains(text, "--global-batch-size 12 is not divisible by --micro-batch-size 2 x data parallel size 2 x GTP 2 = 8"));
-  CHECK(contains(error_of(kTiny + "--tensor-parallel-num-weight-shards 2 --global-batch-size 8 --eval-global-batch-size 12", 4),
-                 "--eval-global-batch-size 12 is not divisible by --eval-micro-batch-size 2 x data parallel size 2 x GTP 2 = 8"));
+  CHECK(contains(text,
+                 "--global-batch-size 12 is not divisible by --micro-batch-size 2 x data parallel size 2 x GTP 2 = 8"));
+  CHECK(contains(
+      error_of(kTiny + "--tensor-parallel-num-weight-shards 2 --global-batch-size 8 --eval-global-batch-size 12", 4),
+      "--eval-global-batch-size 12 is not divisible by --eval-micro-batch-size 2 x data parallel size 2 x GTP 2 = 8"));
   const Config lower = config_of(kTiny + "--global-batch-size 7 --decrease-batch-size-if-needed");
   CHECK(lower.training.global_batch_size == 7);
   CHECK(lower.training.eval_global_batch_size == 6);
@@ -248,15 +262,18 @@ TEST_CASE("batch rules name every factor", "[cpu][config]") {
 }
 
 TEST_CASE("schedules are resolved to samples", "[cpu][config]") {
-  const Config iterations = config_of(kTiny + "--global-batch-size 4 --lr-warmup-fraction 0.33 --lr-decay-iters 7 --lr-decay-style WSD "
-                                      "--lr-wsd-decay-iters 2 --weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 0.2");
+  const Config iterations = config_of(
+      kTiny +
+      "--global-batch-size 4 --lr-warmup-fraction 0.33 --lr-decay-iters 7 --lr-decay-style WSD "
+      "--lr-wsd-decay-iters 2 --weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 0.2");
   CHECK(iterations.optimizer.lr_decay_samples == 28);
   CHECK(iterations.optimizer.lr_warmup_samples == 0.33 * 28);
   CHECK(iterations.optimizer.wsd_decay_samples == 8);
   CHECK(iterations.optimizer.weight_decay_samples == 40);
   CHECK(iterations.optimizer.end_weight_decay == 0.2);
   CHECK(iterations.optimizer.weight_decay_style == WeightDecayStyle::kLinear);
-  const Config samples = config_of(kTinyModel + "--lr 1e-3 --train-samples 103 --global-batch-size 4 --lr-warmup-samples 9");
+  const Config samples =
+      config_of(kTinyModel + "--lr 1e-3 --train-samples 103 --global-batch-size 4 --lr-warmup-samples 9");
   CHECK(samples.training.train_samples == 103);
   CHECK(samples.training.train_iters == 25);
   CHECK(samples.optimizer.lr_decay_samples == 103);
@@ -272,26 +289,35 @@ TEST_CASE("schedules are resolved to samples", "[cpu][config]") {
 
 TEST_CASE("pipeline layers are placed in virtual stage order", "[cpu][config]") {
   const std::string twelve = kTiny + "--num-layers 12 --global-batch-size 16 ";
-  const auto stages = [&](const std::string& flags, std::int64_t world) { return config_of(twelve + flags, world).parallel.stage_layers; };
+  const auto stages = [&](const std::string& flags, std::int64_t world) {
+    return config_of(twelve + flags, world).parallel.stage_layers;
+  };
   using Layers = std::vector<std::int64_t>;
   CHECK(stages("", 1) == Layers{12});
   CHECK(stages("--pipeline-model-parallel-size 2", 2) == Layers{6, 6});
   CHECK(stages("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", 2) == Layers{3, 3, 3, 3});
-  CHECK(stages("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 3", 2) == Layers{2, 2, 2, 2, 2, 2});
+  CHECK(stages("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 3", 2) ==
+        Layers{2, 2, 2, 2, 2, 2});
   CHECK(stages("--pipeline-model-parallel-size 3 --decoder-first-pipeline-num-layers 2", 3) == Layers{2, 5, 5});
-  CHECK(stages("--num-layers 14 --pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split", 4) ==
-        Layers{3, 4, 4, 3});
-  CHECK(stages("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*3|(t*3|)*2,tttL", 2) == Layers{3, 3, 3, 3});
-  CHECK(config_of(twelve + "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*5|t*7L", 2).parallel.virtual_pipeline == 0);
-  const Config interleaved = config_of(twelve + "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", 2);
+  CHECK(stages("--num-layers 14 --pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split "
+               "--account-for-loss-in-pipeline-split",
+               4) == Layers{3, 4, 4, 3});
+  CHECK(stages("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*3|(t*3|)*2,tttL", 2) ==
+        Layers{3, 3, 3, 3});
+  CHECK(config_of(twelve + "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*5|t*7L", 2)
+            .parallel.virtual_pipeline == 0);
+  const Config interleaved =
+      config_of(twelve + "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3", 2);
   CHECK(interleaved.parallel.virtual_pipeline == 2);
   CHECK(interleaved.parallel.microbatch_group_size == 2);
-  CHECK(std::count(interleaved.notices.begin(), interleaved.notices.end(), "Number of virtual stages per pipeline stage: 2") == 1);
+  CHECK(std::count(interleaved.notices.begin(), interleaved.notices.end(),
+                   "Number of virtual stages per pipeline stage: 2") == 1);
 }
 
 TEST_CASE("tokenizers other than NullTokenizer are resolved in a second step", "[cpu][config]") {
-  Config c = config_of("--data-path P --split 1,0,0 --vocab-file V --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
-                       "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 10 --lr 1e-3");
+  Config c = config_of(
+      "--data-path P --split 1,0,0 --vocab-file V --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
+      "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 10 --lr 1e-3");
   CHECK(c.data.tokenizer_type == "GPT2BPETokenizer");
   CHECK(c.model.vocab_size == 0);
   CHECK(c.model.padded_vocab_size == 0);
@@ -310,7 +336,9 @@ TEST_CASE("tokenizers other than NullTokenizer are resolved in a second step", "
 
 TEST_CASE("the argument dump has the reference's form", "[cpu][config]") {
   const std::string dump = format_arguments(config_of(kSeedCommand, 2));
-  CHECK(dump.starts_with("------------------------ arguments ------------------------\n  account_for_embedding_in_pipeline_split ........ False\n"));
+  CHECK(
+      dump.starts_with("------------------------ arguments ------------------------\n  "
+                       "account_for_embedding_in_pipeline_split ........ False\n"));
   CHECK(dump.ends_with("\n-------------------- end of arguments ---------------------"));
   CHECK(contains(dump, "\n  lr ............................................. 0.0003\n"));
   CHECK(contains(dump, "\n  adam_eps ....................................... 1e-08\n"));

@@ -46,8 +46,11 @@ TEST_CASE("a printed configuration reads back as the same configuration", "[cpu]
 }
 
 TEST_CASE("lists, patterns, infinities and options without effect survive the round trip", "[cpu][config]") {
-  std::vector<std::string> arguments = words(kTiny + "--iterations-to-skip 2 4 --num-experts 2 --moe-layer-freq [1,0]*2 --loss-scale-window inf "
-      "--rampup-batch-size 1 2 3 --no-log-progress-line --evidence-dir D --timing-log-level 2 --moe-aux-loss-coeff 0.5 --print-config --evidence-content");
+  std::vector<std::string> arguments =
+      words(kTiny +
+            "--iterations-to-skip 2 4 --num-experts 2 --moe-layer-freq [1,0]*2 --loss-scale-window inf "
+            "--rampup-batch-size 1 2 3 --no-log-progress-line --evidence-dir D --timing-log-level 2 "
+            "--moe-aux-loss-coeff 0.5 --print-config --evidence-content");
   arguments.insert(arguments.end(), {"", "a \"b\""});
   const ParsedCommand printed = parse_words(arguments);
   const ConfigFile file(printed.text);
@@ -95,9 +98,11 @@ TEST_CASE("wrong files are refused with file and key", "[cpu][config]") {
   CHECK(contains(file_error(R"({"optimizer": "lion"})"), "--optimizer lion is not supported"));
   CHECK(contains(file_error(R"({"iterations_to_skip": 3})"), "\"iterations_to_skip\" takes a list of integers, not 3"));
   CHECK(contains(file_error(R"({"num_layers": [3]})"), "\"num_layers\" takes an integer, not [3]"));
-  CHECK(contains(file_error(R"({"moe_layer_freq": [1, "0"]})"), "\"moe_layer_freq\" takes an integer, a list of integers"));
+  CHECK(contains(file_error(R"({"moe_layer_freq": [1, "0"]})"),
+                 "\"moe_layer_freq\" takes an integer, a list of integers"));
   CHECK(contains(file_error(R"({"seed": 1, "seed": 2})"), "\"seed\" stands twice"));
-  CHECK(contains(file_error(R"({"add_bias_linear": true, "disable_bias_linear": true})"), "which another key of the file sets too"));
+  CHECK(contains(file_error(R"({"add_bias_linear": true, "disable_bias_linear": true})"),
+                 "which another key of the file sets too"));
   CHECK(contains(file_error(R"({"dry_run": true})"), "\"dry_run\" belongs on the command line"));
   CHECK(contains(file_error(R"({"config": "x"})"), "\"config\" belongs on the command line"));
   CHECK_FALSE(contains(file_error(R"({"optimizer": "adagrad"})"), "usage:"));

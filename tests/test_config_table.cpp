@@ -84,7 +84,8 @@ TEST_CASE("every option round-trips from the command line to its destination", "
       }
       if (option.default_text != tokens.front()) CHECK(value != default_value(option));
       if (option.count == ValueCount::kOne) CHECK_THROWS_AS(convert_value(option, name, {}), pgpt::ConfigError);
-      if (option.type == OptionType::kChoice) CHECK_THROWS_AS(convert_value(option, name, {"no-such-choice"}), pgpt::ConfigError);
+      if (option.type == OptionType::kChoice)
+        CHECK_THROWS_AS(convert_value(option, name, {"no-such-choice"}), pgpt::ConfigError);
       if (option.type == OptionType::kInteger) CHECK_THROWS_AS(convert_value(option, name, {"1e3"}), pgpt::ConfigError);
       if (option.type == OptionType::kReal) CHECK_THROWS_AS(convert_value(option, name, {"x"}), pgpt::ConfigError);
     }
@@ -115,9 +116,12 @@ TEST_CASE("options without effect warn once and change nothing", "[cpu][config]"
   for (const Option& option : option_table()) {
     if (option.status != Status::kNoEffect) continue;
     // These need a second option or a larger world; test_config_rules.cpp has their cases.
-    static const std::set<std::string> kConditional = {
-        "tp_comm_overlap", "hierarchical_context_parallel_sizes", "wandb_project", "distribute_saved_activations",
-        "overlap_param_gather_with_optimizer_step", "moe_shared_expert_overlap"};
+    static const std::set<std::string> kConditional = {"tp_comm_overlap",
+                                                       "hierarchical_context_parallel_sizes",
+                                                       "wandb_project",
+                                                       "distribute_saved_activations",
+                                                       "overlap_param_gather_with_optimizer_step",
+                                                       "moe_shared_expert_overlap"};
     if (kConditional.contains(option.destination)) continue;
     ++ignored;
     std::string name = option.names.front();
@@ -142,7 +146,8 @@ TEST_CASE("refused and ineffective choices say so", "[cpu][config]") {
       const std::string command = command_with(option.names.front(), {choice.name});
       INFO(command);
       if (choice.status == Status::kRefused) {
-        CHECK(contains(error_of(command), option.names.front() + " " + choice.name + " is not supported: " + choice.note));
+        CHECK(contains(error_of(command),
+                       option.names.front() + " " + choice.name + " is not supported: " + choice.note));
       } else {
         const ParsedCommand parsed = parse(command);
         REQUIRE(parsed.warnings.size() == 1);
@@ -153,12 +158,14 @@ TEST_CASE("refused and ineffective choices say so", "[cpu][config]") {
 }
 
 TEST_CASE("switches generated from configuration classes have both spellings, hand-written ones one", "[cpu][config]") {
-  for (const char* name : {"--no-log-loss-scale-to-tensorboard", "--disable-log-loss-scale-to-tensorboard", "--disable-bias-linear",
-                           "--no-initialization", "--no-gradient-accumulation-fusion", "--disable-gloo-process-groups",
-                           "--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"}) {
+  for (const char* name :
+       {"--no-log-loss-scale-to-tensorboard", "--disable-log-loss-scale-to-tensorboard", "--disable-bias-linear",
+        "--no-initialization", "--no-gradient-accumulation-fusion", "--disable-gloo-process-groups",
+        "--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"}) {
     CHECK(find_option(name) != nullptr);
   }
-  for (const char* name : {"--no-bias-linear", "--disable-initialization", "--gradient-accumulation-fusion", "--no-gloo-process-groups"}) {
+  for (const char* name :
+       {"--no-bias-linear", "--disable-initialization", "--gradient-accumulation-fusion", "--no-gloo-process-groups"}) {
     CHECK(find_option(name) == nullptr);
   }
 }

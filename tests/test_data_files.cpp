@@ -52,7 +52,10 @@ TEST_CASE("the reader gives every field of the reference's corpora", "[cpu]") {
         CHECK(dataset.boundary(k) == expected["document_indices"][static_cast<std::size_t>(k)].get<std::int64_t>());
       }
       std::vector<std::int64_t> part(3);
-      dataset.read(2, 1, 3, part.data());
+      // The reference reads past the end of a short sequence into the next one; the reader here never does.
+      const std::int64_t own = std::min<std::int64_t>(3, dataset.length(2) - 1);
+      dataset.read(2, 1, own, part.data());
+      dataset.read(3, 0, 3 - own, part.data() + own);
       CHECK(part == expected["get_seq2_off1_len3"].get<std::vector<std::int64_t>>());
     }
   }

@@ -92,17 +92,17 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
   }
   for (const auto& [t, f] : {Shape{16384, 5504}, Shape{8192, 11008}, Shape{65536, 3072}}) {
     const double bytes = 2.0 * static_cast<double>(t * f);
-    const at::Tensor x = normal({t, 2 * f}), half = normal({t, f}), dy = normal({t, f}), bias = normal({f});
+    const at::Tensor x = normal({t, 2 * f}), single = normal({t, f}), dy = normal({t, f}), bias = normal({f});
     ActivationOptions swiglu, gelu, erf;
     swiglu.kind = ActivationKind::kSwiglu;
     gelu.kind = ActivationKind::kGeluTanh;
     erf.kind = ActivationKind::kGeluErf;
     report("SwiGLU", shape_text({t, f}), 3 * bytes, [&] { (void)activation_forward(x, {}, swiglu, kFast); });
     report("SwiGLU backward", shape_text({t, f}), 5 * bytes, [&] { (void)activation_backward(dy, x, {}, swiglu, kFast); });
-    report("bias + tanh GELU", shape_text({t, f}), 2 * bytes, [&] { (void)activation_forward(half, bias, gelu, kFast); });
-    report("bias + tanh GELU backward", shape_text({t, f}), 3 * bytes, [&] { (void)activation_backward(dy, half, bias, gelu, kFast); });
-    report("erf GELU", shape_text({t, f}), 2 * bytes, [&] { (void)activation_forward(half, {}, erf, kFast); });
-    report("erf GELU backward", shape_text({t, f}), 3 * bytes, [&] { (void)activation_backward(dy, half, {}, erf, kFast); });
+    report("bias + tanh GELU", shape_text({t, f}), 2 * bytes, [&] { (void)activation_forward(single, bias, gelu, kFast); });
+    report("bias + tanh GELU backward", shape_text({t, f}), 3 * bytes, [&] { (void)activation_backward(dy, single, bias, gelu, kFast); });
+    report("erf GELU", shape_text({t, f}), 2 * bytes, [&] { (void)activation_forward(single, {}, erf, kFast); });
+    report("erf GELU backward", shape_text({t, f}), 3 * bytes, [&] { (void)activation_backward(dy, single, {}, erf, kFast); });
   }
   for (const auto& [t, v] : {Shape{8192, 32000}, Shape{4096, 50304}, Shape{4096, 128256}, Shape{2048, 262144}}) {
     at::Tensor logits = normal({t, v});

@@ -148,7 +148,8 @@ struct Printer {
   std::string operator()(const std::vector<std::string>& v) const { return print_list(v, quoted); }
 };
 
-/// Recursive descent over: sum = product ('+' product)*, product = factor ('*' factor)*, factor = number | list | (sum).
+/// Recursive descent over: sum = product ('+' product)*, product = factor ('*' factor)*, factor = number | list |
+/// (sum).
 class PatternParser {
  public:
   PatternParser(std::string_view option, std::string_view text) : option_(option), text_(text) {}

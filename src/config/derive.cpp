@@ -70,7 +70,7 @@ void derive_all(Derivation& d) {
   derive_logging(d);
   derive_tokenizer(d);
   d.values.derive("padded_vocab_size", d.config.model.padded_vocab_size > 0 ? Value(d.config.model.padded_vocab_size)
-                                                                           : Value(std::monostate{}));
+                                                                            : Value(std::monostate{}));
   fill_argument_dump(d);
 }
 

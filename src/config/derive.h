@@ -28,27 +28,27 @@ struct Derivation {
 [[nodiscard]] std::string option_name(std::string_view destination);
 
 // Each group of checks of spec/flags.md 1, called in that order.
-void derive_world(Derivation& d);             // 2, 3, 4
-void derive_shorthands(Derivation& d);        // 5, 6, 7
-void derive_batches(Derivation& d);           // 8, 9
-void derive_pipeline(Derivation& d);          // 11, 12
-void derive_overlap(Derivation& d);           // 13
-void derive_precision(Derivation& d);         // 14
-void derive_run_length(Derivation& d);        // 15, 16
-void derive_model_sizes(Derivation& d);       // 17, 18, 19
-void derive_intervals(Derivation& d);         // 20
-void derive_weight_decay(Derivation& d);      // 21
-void derive_recompute(Derivation& d);         // 22
-void derive_tensor_parallel(Derivation& d);   // 23
-void check_gtp(Derivation& d);                // 25
-void derive_model_kind(Derivation& d);        // 26, 27, 30
-void derive_experts(Derivation& d);           // 28
-void derive_data(Derivation& d);              // 29
-void derive_checkpoint(Derivation& d);        // 32
-void check_heads(Derivation& d);              // 33
-void derive_schedules(Derivation& d);         // 35 and spec/training.md 7
+void derive_world(Derivation& d);            // 2, 3, 4
+void derive_shorthands(Derivation& d);       // 5, 6, 7
+void derive_batches(Derivation& d);          // 8, 9
+void derive_pipeline(Derivation& d);         // 11, 12
+void derive_overlap(Derivation& d);          // 13
+void derive_precision(Derivation& d);        // 14
+void derive_run_length(Derivation& d);       // 15, 16
+void derive_model_sizes(Derivation& d);      // 17, 18, 19
+void derive_intervals(Derivation& d);        // 20
+void derive_weight_decay(Derivation& d);     // 21
+void derive_recompute(Derivation& d);        // 22
+void derive_tensor_parallel(Derivation& d);  // 23
+void check_gtp(Derivation& d);               // 25
+void derive_model_kind(Derivation& d);       // 26, 27, 30
+void derive_experts(Derivation& d);          // 28
+void derive_data(Derivation& d);             // 29
+void derive_checkpoint(Derivation& d);       // 32
+void check_heads(Derivation& d);             // 33
+void derive_schedules(Derivation& d);        // 35 and spec/training.md 7
 void derive_logging(Derivation& d);
-void derive_tokenizer(Derivation& d);         // 34, last part
+void derive_tokenizer(Derivation& d);  // 34, last part
 
 /// Virtual stages of --pipeline-model-parallel-layout as letter strings, e.g. {"Ett", "ttL"}. Throws ConfigError.
 [[nodiscard]] std::vector<std::string> expand_pipeline_layout(const std::string& layout);

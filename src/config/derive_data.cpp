@@ -10,8 +10,9 @@ namespace pgpt::config {
 namespace {
 
 constexpr auto kLegacySplit = "969, 30, 1";
-constexpr auto kSources = "--mock-data, --data-path, --data-args-path, --train-data-path with --valid-data-path and "
-                          "--test-data-path, or --per-split-data-args-path";
+constexpr auto kSources =
+    "--mock-data, --data-path, --data-args-path, --train-data-path with --valid-data-path and "
+    "--test-data-path, or --per-split-data-args-path";
 
 std::string read_file(const char* option, const std::string& path) {
   std::ifstream file(path);
@@ -186,8 +187,10 @@ void derive_intervals(Derivation& d) {
   c.save_interval = d.maybe_positive("save_interval").value_or(0);
   PGPT_CHECK(ConfigError, c.save.empty() || c.save_interval > 0, "--save needs --save-interval above 0");
   c.save_retain_interval = d.maybe_positive("save_retain_interval").value_or(0);
-  PGPT_CHECK(ConfigError, c.save_retain_interval == 0 || (c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0),
-             "--save-retain-interval ", c.save_retain_interval, " is not a multiple of --save-interval ", c.save_interval);
+  PGPT_CHECK(ConfigError,
+             c.save_retain_interval == 0 || (c.save_interval > 0 && c.save_retain_interval % c.save_interval == 0),
+             "--save-retain-interval ", c.save_retain_interval, " is not a multiple of --save-interval ",
+             c.save_interval);
   LoggingConfig& l = d.config.logging;
   l.log_interval = d.positive("log_interval");
   l.memory_interval = d.maybe_positive("log_memory_interval").value_or(0);
@@ -219,7 +222,8 @@ void derive_checkpoint(Derivation& d) {
   PGPT_CHECK(ConfigError, !c.override_iteration || *c.override_iteration >= 0, "--override-ckpt-iteration is ",
              *c.override_iteration, "; it must not be negative");
   c.load_main_params = v.flag("load_main_params_from_ckpt");
-  PGPT_CHECK(ConfigError, !c.load_main_params || !c.load_optimizer, "--load-main-params-from-ckpt needs --no-load-optim");
+  PGPT_CHECK(ConfigError, !c.load_main_params || !c.load_optimizer,
+             "--load-main-params-from-ckpt needs --no-load-optim");
   c.async_save = v.flag("async_save");
   if (c.async_save && !v.flag("use_persistent_ckpt_worker")) {
     c.async_save = false;
@@ -227,7 +231,8 @@ void derive_checkpoint(Derivation& d) {
     d.notice("WARNING: --async-save is switched off because --use-persistent-ckpt-worker is missing");
   }
   c.format = v.text("ckpt_format");
-  PGPT_CHECK(ConfigError, !c.async_save || c.format != "torch", "--async-save does not work with --ckpt-format torch; use torch_dist");
+  PGPT_CHECK(ConfigError, !c.async_save || c.format != "torch",
+             "--async-save does not work with --ckpt-format torch; use torch_dist");
   c.auto_detect_format = v.flag("auto_detect_ckpt_format");
   c.strictness = v.text("dist_ckpt_strictness");
   c.optimizer_fully_reshardable = v.flag("dist_ckpt_optim_fully_reshardable");

@@ -10,7 +10,8 @@ void derive_model_sizes(Derivation& d) {
   Values& v = d.values;
   const std::optional<std::int64_t> layers = d.maybe_positive("num_layers");
   const std::optional<std::int64_t> encoder_layers = d.maybe_positive("encoder_num_layers");
-  PGPT_CHECK(ConfigError, !layers || !encoder_layers, "--num-layers and --encoder-num-layers exclude each other; give one");
+  PGPT_CHECK(ConfigError, !layers || !encoder_layers,
+             "--num-layers and --encoder-num-layers exclude each other; give one");
   PGPT_CHECK(ConfigError, layers || encoder_layers, "--num-layers is required; give the number of transformer layers");
   m.num_layers = layers ? *layers : *encoder_layers;
   v.derive("num_layers", m.num_layers);
@@ -47,8 +48,8 @@ void derive_model_sizes(Derivation& d) {
   const std::int64_t context = d.config.parallel.context;
   PGPT_CHECK(ConfigError, context == 1 || m.seq_length % (2 * context) == 0, "--seq-length ", m.seq_length,
              " is not divisible by 2 x --context-parallel-size ", context, " = ", 2 * context);
-  PGPT_CHECK(ConfigError, m.max_position_embeddings >= m.seq_length, "--max-position-embeddings ", m.max_position_embeddings,
-             " is below --seq-length ", m.seq_length, "; raise it");
+  PGPT_CHECK(ConfigError, m.max_position_embeddings >= m.seq_length, "--max-position-embeddings ",
+             m.max_position_embeddings, " is below --seq-length ", m.seq_length, "; raise it");
   m.mtp_num_layers = d.maybe_positive("mtp_num_layers").value_or(0);
   m.mtp_loss_scaling_factor = v.real("mtp_loss_scaling_factor");
 }
@@ -103,7 +104,8 @@ void derive_positions(Derivation& d) {
              " must be above 0 and at most 1");
   const auto rotated = static_cast<std::int64_t>(std::floor(static_cast<double>(m.kv_channels) * m.rotary_percent));
   PGPT_CHECK(ConfigError, rotated > 0 && rotated % 2 == 0, "rotary positions turn ", rotated, " of ", m.kv_channels,
-             " head channels (--kv-channels, --rotary-percent ", m.rotary_percent, "); it must be an even number above 0");
+             " head channels (--kv-channels, --rotary-percent ", m.rotary_percent,
+             "); it must be an even number above 0");
 }
 
 }  // namespace
@@ -125,11 +127,13 @@ void derive_model_kind(Derivation& d) {
   m.qk_layernorm = v.flag("qk_layernorm");
   for (const char* name : {"attention_dropout", "hidden_dropout"}) {
     const double rate = v.real(name);
-    PGPT_CHECK(ConfigError, rate >= 0 && rate < 1, option_name(name), " is ", rate, "; it must be at least 0 and below 1");
+    PGPT_CHECK(ConfigError, rate >= 0 && rate < 1, option_name(name), " is ", rate,
+               "; it must be at least 0 and below 1");
   }
   m.attention_dropout = v.real("attention_dropout");
   m.hidden_dropout = v.real("hidden_dropout");
-  m.transformer_impl = v.text("transformer_impl") == "local" ? TransformerImpl::kLocal : TransformerImpl::kTransformerEngine;
+  m.transformer_impl =
+      v.text("transformer_impl") == "local" ? TransformerImpl::kLocal : TransformerImpl::kTransformerEngine;
   const bool local = m.transformer_impl == TransformerImpl::kLocal;
   const std::vector<std::string> spec = v.texts("spec");
   PGPT_CHECK(ConfigError, spec.empty() || (spec == std::vector<std::string>{"local"} && local),
@@ -157,8 +161,8 @@ void derive_model_kind(Derivation& d) {
   m.init_method_std = v.real("init_method_std");
   m.embedding_init_method_std = v.maybe_real("embedding_init_method_std").value_or(m.init_method_std);
   PGPT_CHECK(ConfigError, m.init_method_std >= 0 && m.embedding_init_method_std >= 0,
-             "--init-method-std and --embedding-init-method-std must not be negative, found ", m.init_method_std, " and ",
-             m.embedding_init_method_std);
+             "--init-method-std and --embedding-init-method-std must not be negative, found ", m.init_method_std,
+             " and ", m.embedding_init_method_std);
   m.init_method_xavier_uniform = v.flag("init_method_xavier_uniform");
   m.perform_initialization = v.flag("perform_initialization");
   m.use_cpu_initialization = v.flag("use_cpu_initialization");
@@ -177,7 +181,8 @@ void derive_experts(Derivation& d) {
   if (!d.config.moe) {
     v.derive("num_experts", std::monostate{});
     PGPT_CHECK(ConfigError, !v.is_set("moe_ffn_hidden_size"), "--moe-ffn-hidden-size needs --num-experts");
-    PGPT_CHECK(ConfigError, expert_parallel == 1, "--expert-model-parallel-size ", expert_parallel, " needs --num-experts");
+    PGPT_CHECK(ConfigError, expert_parallel == 1, "--expert-model-parallel-size ", expert_parallel,
+               " needs --num-experts");
     return;
   }
   PGPT_CHECK(ConfigError, e.num_experts % expert_parallel == 0, "--num-experts ", e.num_experts,
@@ -201,8 +206,8 @@ void derive_experts(Derivation& d) {
              e.ffn_hidden_size, " is not divisible by --expert-tensor-parallel-size ", d.config.parallel.expert_tensor);
   e.shared_expert_size = d.maybe_positive("moe_shared_expert_intermediate_size").value_or(0);
   e.router_topk = d.positive("moe_router_topk");
-  PGPT_CHECK(ConfigError, e.router_topk <= e.num_experts, "--moe-router-topk ", e.router_topk, " is above --num-experts ",
-             e.num_experts);
+  PGPT_CHECK(ConfigError, e.router_topk <= e.num_experts, "--moe-router-topk ", e.router_topk,
+             " is above --num-experts ", e.num_experts);
   e.load_balancing = v.texts("moe_router_load_balancing_type");
   e.aux_loss_coefficients = std::get<std::vector<double>>(v.at("moe_aux_loss_coeff"));
   PGPT_CHECK(ConfigError, e.aux_loss_coefficients.size() == e.load_balancing.size(), "--moe-aux-loss-coeff has ",

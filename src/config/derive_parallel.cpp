@@ -12,8 +12,8 @@ namespace {
 std::int64_t gtp_degree(Derivation& d, const char* destination, std::int64_t tensor, const char* tensor_option,
                         std::int64_t& shards) {
   shards = d.values.maybe_integer(destination).value_or(tensor);
-  PGPT_CHECK(ConfigError, shards >= tensor, option_name(destination), " ", shards, " is below ", tensor_option, " ", tensor,
-             "; it counts tensor parallel shards too, so give ", tensor, " x the wanted GTP degree");
+  PGPT_CHECK(ConfigError, shards >= tensor, option_name(destination), " ", shards, " is below ", tensor_option, " ",
+             tensor, "; it counts tensor parallel shards too, so give ", tensor, " x the wanted GTP degree");
   PGPT_CHECK(ConfigError, shards % tensor == 0, option_name(destination), " ", shards, " is not a multiple of ",
              tensor_option, " ", tensor, "; give ", tensor, " x the wanted GTP degree");
   d.values.derive(destination, shards);
@@ -140,10 +140,10 @@ void derive_world(Derivation& d) {
   p.expert_tensor = d.maybe_positive("expert_tensor_parallel_size").value_or(p.tensor);
   p.pipeline_before_data = d.values.flag("use_tp_pp_dp_mapping");
   p.gtp = gtp_degree(d, "tensor_parallel_num_weight_shards", p.tensor, "--tensor-model-parallel-size", p.weight_shards);
-  p.expert_gtp = gtp_degree(d, "expert_tensor_parallel_num_weight_shards", p.expert_tensor,
-                            d.values.given("expert_tensor_parallel_size") ? "--expert-tensor-parallel-size"
-                                                                          : "--tensor-model-parallel-size",
-                            p.expert_weight_shards);
+  p.expert_gtp = gtp_degree(
+      d, "expert_tensor_parallel_num_weight_shards", p.expert_tensor,
+      d.values.given("expert_tensor_parallel_size") ? "--expert-tensor-parallel-size" : "--tensor-model-parallel-size",
+      p.expert_weight_shards);
   check_divides(p.world_size, p.tensor * p.pipeline * p.context * p.gtp,
                 concat("tensor ", p.tensor, " x pipeline ", p.pipeline, " x context ", p.context, " x GTP ", p.gtp,
                        " (--tensor-model-parallel-size, --pipeline-model-parallel-size, --context-parallel-size, "
@@ -160,12 +160,12 @@ void derive_world(Derivation& d) {
 
   const std::vector<std::int64_t> levels = d.values.integers("hierarchical_context_parallel_sizes");
   const std::int64_t product = std::accumulate(levels.begin(), levels.end(), std::int64_t{1}, std::multiplies<>());
-  PGPT_CHECK(ConfigError, levels.empty() || product == p.context,
-             "--hierarchical-context-parallel-sizes multiply to ", product, ", but --context-parallel-size is ", p.context);
+  PGPT_CHECK(ConfigError, levels.empty() || product == p.context, "--hierarchical-context-parallel-sizes multiply to ",
+             product, ", but --context-parallel-size is ", p.context);
   d.notice(concat("using world size: ", p.world_size, ", data-parallel size: ", p.replicate_data,
                   ", context-parallel size: ", p.context, ", hierarchical context-parallel sizes: ",
-                  print_value(d.values.at("hierarchical_context_parallel_sizes")), ", tensor-model-parallel size: ", p.tensor,
-                  ", pipeline-model-parallel size: ", p.pipeline));
+                  print_value(d.values.at("hierarchical_context_parallel_sizes")),
+                  ", tensor-model-parallel size: ", p.tensor, ", pipeline-model-parallel size: ", p.pipeline));
   p.context_comm = d.values.texts("cp_comm_type");
   if (p.context_comm.size() == 1) d.values.derive("cp_comm_type", p.context_comm.front());
   for (const std::string& kind : p.context_comm) {
@@ -185,7 +185,7 @@ void derive_world(Derivation& d) {
              "--ddp-bucket-size and --ddp-num-buckets exclude each other; give one");
   p.timeout_minutes = static_cast<double>(d.positive("distributed_timeout_minutes"));
   p.timeout_seconds_after_init = d.maybe_positive("distributed_timeout_seconds_after_init");
-  p.backend_given = d.values.given("distributed_backend");
+  p.backend_given = d.values.is_set("distributed_backend");
   p.backend = d.values.text("distributed_backend") == "nccl" ? Backend::kNccl : Backend::kGloo;
 }
 
@@ -220,19 +220,22 @@ void derive_pipeline(Derivation& d) {
     if (uneven) {
       const std::int64_t rest_ranks = p.pipeline - int{first.has_value()} - int{last.has_value()};
       const std::int64_t rest = layers - first.value_or(0) - last.value_or(0);
-      PGPT_CHECK(ConfigError, p.pipeline > 1, "--decoder-first/last-pipeline-num-layers need --pipeline-model-parallel-size "
-                                              "above 1, found ", p.pipeline);
-      PGPT_CHECK(ConfigError, rest_ranks == 0 ? rest == 0 : rest >= 0 && rest % rest_ranks == 0, "--num-layers ", layers,
-                 " minus the layers of the first and last stage leaves ", rest, " for ", rest_ranks,
+      PGPT_CHECK(ConfigError, p.pipeline > 1,
+                 "--decoder-first/last-pipeline-num-layers need --pipeline-model-parallel-size "
+                 "above 1, found ",
+                 p.pipeline);
+      PGPT_CHECK(ConfigError, rest_ranks == 0 ? rest == 0 : rest >= 0 && rest % rest_ranks == 0, "--num-layers ",
+                 layers, " minus the layers of the first and last stage leaves ", rest, " for ", rest_ranks,
                  " other pipeline stages; it must divide");
       std::fill(rank_layers.begin(), rank_layers.end(), rest_ranks == 0 ? 0 : rest / rest_ranks);
       if (first) rank_layers.front() = *first;
       if (last) rank_layers.back() = *last;
     } else {
-      PGPT_CHECK(ConfigError, counted % p.pipeline == 0, "--num-layers ", layers,
-                 counted == layers ? "" : concat(" (", counted, " with embedding and loss counted)"),
-                 " is not divisible by --pipeline-model-parallel-size ", p.pipeline,
-                 "; change one of them, or use --decoder-first-pipeline-num-layers or --pipeline-model-parallel-layout");
+      PGPT_CHECK(
+          ConfigError, counted % p.pipeline == 0, "--num-layers ", layers,
+          counted == layers ? "" : concat(" (", counted, " with embedding and loss counted)"),
+          " is not divisible by --pipeline-model-parallel-size ", p.pipeline,
+          "; change one of them, or use --decoder-first-pipeline-num-layers or --pipeline-model-parallel-layout");
       std::fill(rank_layers.begin(), rank_layers.end(), counted / p.pipeline);
     }
     if (per_stage) {
@@ -259,8 +262,9 @@ void derive_pipeline(Derivation& d) {
   p.overlap_p2p = v.flag("overlap_p2p_comm");
   if (p.virtual_pipeline > 0) {
     const std::int64_t needed = p.overlap_p2p ? 2 : 3;
-    PGPT_CHECK(ConfigError, p.pipeline >= needed, "virtual pipeline stages need --pipeline-model-parallel-size of at least ",
-               needed, p.overlap_p2p ? "" : " with --no-overlap-p2p-communication", ", found ", p.pipeline);
+    PGPT_CHECK(ConfigError, p.pipeline >= needed,
+               "virtual pipeline stages need --pipeline-model-parallel-size of at least ", needed,
+               p.overlap_p2p ? "" : " with --no-overlap-p2p-communication", ", found ", p.pipeline);
   } else {
     p.overlap_p2p = false;
   }
@@ -289,8 +293,9 @@ void derive_overlap(Derivation& d) {
     PGPT_CHECK(ConfigError, p.overlap_param_gather && p.virtual_pipeline > 0,
                "--overlap-param-gather-with-optimizer-step needs --overlap-param-gather and virtual pipeline stages");
   }
-  PGPT_CHECK(ConfigError, !p.average_in_collective || !d.values.flag("calculate_per_token_loss"),
-             "--ddp-average-in-collective cannot be combined with --calculate-per-token-loss: gradients are summed there");
+  PGPT_CHECK(
+      ConfigError, !p.average_in_collective || !d.values.flag("calculate_per_token_loss"),
+      "--ddp-average-in-collective cannot be combined with --calculate-per-token-loss: gradients are summed there");
 }
 
 void derive_tensor_parallel(Derivation& d) {
@@ -321,10 +326,11 @@ void check_gtp(Derivation& d) {
              "; remove --use-decentralized-pg");
   PGPT_CHECK(ConfigError,
              !v.flag("dist_ckpt_optim_fully_reshardable") || !v.flag("distrib_optim_fully_reshardable_mem_efficient"),
-             "--dist-ckpt-optim-fully-reshardable with --distrib-optim-fully-reshardable-mem-efficient cannot be combined with ",
+             "--dist-ckpt-optim-fully-reshardable with --distrib-optim-fully-reshardable-mem-efficient cannot be "
+             "combined with ",
              gtp, "; remove the latter");
-  PGPT_CHECK(ConfigError, !v.flag("data_parallel_random_init"), "--data-parallel-random-init cannot be combined with ", gtp,
-             ": its broadcast would overwrite shards; remove it");
+  PGPT_CHECK(ConfigError, !v.flag("data_parallel_random_init"), "--data-parallel-random-init cannot be combined with ",
+             gtp, ": its broadcast would overwrite shards; remove it");
 }
 
 }  // namespace pgpt::config

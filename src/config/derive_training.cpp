@@ -37,7 +37,8 @@ void derive_batches(Derivation& d) {
   TrainingConfig& t = d.config.training;
   const ParallelConfig& p = d.config.parallel;
   Values& v = d.values;
-  PGPT_CHECK(ConfigError, v.is_set("micro_batch_size"), "--micro-batch-size is required; give the samples of one forward pass");
+  PGPT_CHECK(ConfigError, v.is_set("micro_batch_size"),
+             "--micro-batch-size is required; give the samples of one forward pass");
   t.micro_batch_size = d.positive("micro_batch_size");
   t.decrease_batch_size_if_needed = v.flag("decrease_batch_size_if_needed");
   const std::string schedule = v.text("step_batch_size_schedule");
@@ -46,8 +47,9 @@ void derive_batches(Derivation& d) {
                "--step-batch-size-schedule and --global-batch-size exclude each other; give one");
     PGPT_CHECK(ConfigError, !t.decrease_batch_size_if_needed,
                "--step-batch-size-schedule and --decrease-batch-size-if-needed exclude each other; give one");
-    PGPT_CHECK(ConfigError, v.is_set("train_samples"),
-               "--step-batch-size-schedule needs --train-samples: with --train-iters the samples of the run are not known");
+    PGPT_CHECK(
+        ConfigError, v.is_set("train_samples"),
+        "--step-batch-size-schedule needs --train-samples: with --train-iters the samples of the run are not known");
     std::optional<std::int64_t> seq = d.maybe_positive("seq_length");
     if (!seq) seq = d.maybe_positive("encoder_seq_length");
     PGPT_CHECK(ConfigError, seq.has_value(), "--seq-length is required; give the tokens of a sample");
@@ -56,8 +58,8 @@ void derive_batches(Derivation& d) {
       const std::int64_t batch = t.batch_size_schedule[i].second;
       check_batch(d, "--step-batch-size-schedule: batch", batch, "--micro-batch-size", t.micro_batch_size);
       PGPT_CHECK(ConfigError, i == 0 || batch >= t.batch_size_schedule[i - 1].second,
-                 "--step-batch-size-schedule lowers the batch from ", t.batch_size_schedule[i == 0 ? 0 : i - 1].second, " to ",
-                 batch, "; batch sizes may only grow");
+                 "--step-batch-size-schedule lowers the batch from ", t.batch_size_schedule[i == 0 ? 0 : i - 1].second,
+                 " to ", batch, "; batch sizes may only grow");
     }
     t.global_batch_size = t.batch_size_schedule.front().second;
   } else if (v.is_set("global_batch_size")) {
@@ -83,7 +85,8 @@ void derive_batches(Derivation& d) {
   t.eval_global_batch_size = d.maybe_positive("eval_global_batch_size").value_or(usual);
   const bool eval_given = v.given("eval_global_batch_size") || v.given("eval_micro_batch_size");
   if (t.eval_iters > 0 || eval_given) {
-    check_batch(d, "--eval-global-batch-size", t.eval_global_batch_size, "--eval-micro-batch-size", t.eval_micro_batch_size);
+    check_batch(d, "--eval-global-batch-size", t.eval_global_batch_size, "--eval-micro-batch-size",
+                t.eval_micro_batch_size);
   }
   v.derive("eval_micro_batch_size", t.eval_micro_batch_size);
   v.derive("eval_global_batch_size", t.eval_global_batch_size);
@@ -100,7 +103,8 @@ void derive_precision(Derivation& d) {
   PGPT_CHECK(ConfigError, !bf16 || !fp16, "--bf16 and --fp16 exclude each other; give one");
   t.params_dtype = bf16 ? Dtype::kBFloat16 : fp16 ? Dtype::kFloat16 : Dtype::kFloat32;
   t.loss_scale = v.maybe_real("loss_scale");
-  PGPT_CHECK(ConfigError, !t.loss_scale || *t.loss_scale > 0, "--loss-scale is ", *t.loss_scale, "; it must be above 0");
+  PGPT_CHECK(ConfigError, !t.loss_scale || *t.loss_scale > 0, "--loss-scale is ", *t.loss_scale,
+             "; it must be above 0");
   t.initial_loss_scale = v.real("initial_loss_scale");
   t.min_loss_scale = v.real("min_loss_scale");
   t.loss_scale_window = v.real("loss_scale_window");
@@ -151,12 +155,14 @@ void derive_run_length(Derivation& d) {
   };
   if (iters) {
     PGPT_CHECK(ConfigError, *iters >= 0, "--train-iters is ", *iters, "; it must not be negative");
-    for (const char* name : {"lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples"}) refuse(name, "--train-iters");
+    for (const char* name : {"lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples"})
+      refuse(name, "--train-iters");
     t.train_iters = *iters;
   }
   if (samples) {
     PGPT_CHECK(ConfigError, *samples > 0, "--train-samples is ", *samples, "; it must be above 0");
-    for (const char* name : {"lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters"}) refuse(name, "--train-samples");
+    for (const char* name : {"lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters"})
+      refuse(name, "--train-samples");
     t.train_samples = *samples;
     t.train_iters = iterations_for_samples(t);
     PGPT_CHECK(ConfigError, t.train_iters > 0, "--train-samples ", *samples, " is below one global batch of ",
@@ -199,8 +205,9 @@ void derive_weight_decay(Derivation& d) {
   const bool start = v.is_set("start_weight_decay"), end = v.is_set("end_weight_decay");
   if (style == "constant") {
     o.weight_decay_style = WeightDecayStyle::kConstant;
-    PGPT_CHECK(ConfigError, !start && !end,
-               "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine, found constant");
+    PGPT_CHECK(
+        ConfigError, !start && !end,
+        "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or cosine, found constant");
     o.start_weight_decay = o.end_weight_decay = o.weight_decay;
   } else {
     o.weight_decay_style = style == "linear" ? WeightDecayStyle::kLinear : WeightDecayStyle::kCosine;
@@ -214,8 +221,7 @@ void derive_weight_decay(Derivation& d) {
              "; it must start at 0 or more and not fall (--weight-decay, --start-weight-decay, --end-weight-decay)");
   v.derive("start_weight_decay", o.start_weight_decay);
   v.derive("end_weight_decay", o.end_weight_decay);
-  o.apply_weight_decay_to_qk_layernorm =
-      v.flag("apply_wd_to_qk_layernorm") || v.is_set("no_weight_decay_cond_type");
+  o.apply_weight_decay_to_qk_layernorm = v.flag("apply_wd_to_qk_layernorm") || v.is_set("no_weight_decay_cond_type");
 }
 
 void derive_recompute(Derivation& d) {
@@ -225,21 +231,26 @@ void derive_recompute(Derivation& d) {
   const bool method = v.is_set("recompute_method");
   const std::optional<std::int64_t> layers = d.maybe_positive("recompute_num_layers");
   if (v.flag("distribute_saved_activations")) {
-    PGPT_CHECK(ConfigError, d.config.parallel.tensor > 1 && granularity == "full" && method && !v.flag("sequence_parallel"),
-               "--distribute-saved-activations needs --tensor-model-parallel-size above 1, --recompute-granularity full and "
-               "--recompute-method, and no --sequence-parallel");
+    PGPT_CHECK(
+        ConfigError, d.config.parallel.tensor > 1 && granularity == "full" && method && !v.flag("sequence_parallel"),
+        "--distribute-saved-activations needs --tensor-model-parallel-size above 1, --recompute-granularity full and "
+        "--recompute-method, and no --sequence-parallel");
   }
   t.recompute_modules = v.texts("recompute_modules");
   if (granularity == "full") {
     t.recompute = RecomputeGranularity::kFull;
-    PGPT_CHECK(ConfigError, method && layers, "--recompute-granularity full needs --recompute-method and --recompute-num-layers");
+    PGPT_CHECK(ConfigError, method && layers,
+               "--recompute-granularity full needs --recompute-method and --recompute-num-layers");
     t.recompute_method = v.text("recompute_method") == "uniform" ? RecomputeMethod::kUniform : RecomputeMethod::kBlock;
     t.recompute_num_layers = *layers;
-    PGPT_CHECK(ConfigError, t.recompute_modules.empty(), "--recompute-modules belongs to --recompute-granularity selective");
+    PGPT_CHECK(ConfigError, t.recompute_modules.empty(),
+               "--recompute-modules belongs to --recompute-granularity selective");
     return;
   }
-  PGPT_CHECK(ConfigError, !method && !layers, "--recompute-method and --recompute-num-layers need --recompute-granularity full, "
-             "found ", granularity.empty() ? "none" : granularity);
+  PGPT_CHECK(ConfigError, !method && !layers,
+             "--recompute-method and --recompute-num-layers need --recompute-granularity full, "
+             "found ",
+             granularity.empty() ? "none" : granularity);
   if (granularity == "selective") {
     t.recompute = RecomputeGranularity::kSelective;
     if (t.recompute_modules.empty()) t.recompute_modules = {"core_attn"};
@@ -286,13 +297,15 @@ void derive_schedules(Derivation& d) {
                                              : WsdDecayStyle::kExponential;
   if (t.skip_train) return;
   PGPT_CHECK(ConfigError, v.is_set("lr"), "--lr is required for training; give the maximum learning rate");
-  PGPT_CHECK(ConfigError, o.min_lr >= 0 && o.min_lr <= o.lr, "--min-lr ", o.min_lr, " must be between 0 and --lr ", o.lr);
+  PGPT_CHECK(ConfigError, o.min_lr >= 0 && o.min_lr <= o.lr, "--min-lr ", o.min_lr, " must be between 0 and --lr ",
+             o.lr);
   PGPT_CHECK(ConfigError, o.lr_warmup_init <= o.lr, "--lr-warmup-init ", o.lr_warmup_init, " is above --lr ", o.lr);
   PGPT_CHECK(ConfigError, !o.decoupled_min_lr || (o.decoupled_lr && *o.decoupled_min_lr <= *o.decoupled_lr),
              "--decoupled-min-lr needs --decoupled-lr and must not be above it");
 
   const Phase phase{t.train_samples > 0, static_cast<double>(t.global_batch_size)};
-  const double whole = phase.samples ? static_cast<double>(t.train_samples) : static_cast<double>(t.train_iters) * phase.batch;
+  const double whole =
+      phase.samples ? static_cast<double>(t.train_samples) : static_cast<double>(t.train_iters) * phase.batch;
   o.weight_decay_samples = whole;
   o.lr_decay_samples = length(d, phase, "lr_decay_iters", "lr_decay_samples").value_or(whole);
   const char* decay_option = phase.samples ? "--lr-decay-samples" : "--lr-decay-iters";

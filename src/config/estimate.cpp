@@ -110,8 +110,8 @@ double activation_bytes(const Config& config, std::size_t rank, std::int64_t lay
   const ModelConfig& m = config.model;
   const ParallelConfig& p = config.parallel;
   const TrainingConfig& t = config.training;
-  const double sb = static_cast<double>(m.seq_length) / static_cast<double>(p.context) *
-                    static_cast<double>(t.micro_batch_size);
+  const double sb =
+      static_cast<double>(m.seq_length) / static_cast<double>(p.context) * static_cast<double>(t.micro_batch_size);
   const double sbh = sb * static_cast<double>(m.hidden_size);
   const auto pipeline = static_cast<double>(p.pipeline);
   const double per_layer = sbh * (10.0 + 24.0 / static_cast<double>(p.tensor));
@@ -121,9 +121,8 @@ double activation_bytes(const Config& config, std::size_t rank, std::int64_t lay
     bytes = static_cast<double>(layers) * pipeline * 2.0 * sbh + per_layer;
   }
   if (rank == 0) bytes += (8.0 * sb + sbh) * pipeline;
-  const double microbatches =
-      std::max(1.0, std::floor(static_cast<double>(t.global_batch_size) /
-                               static_cast<double>(t.micro_batch_size * p.data_ranks())));
+  const double microbatches = std::max(1.0, std::floor(static_cast<double>(t.global_batch_size) /
+                                                       static_cast<double>(t.micro_batch_size * p.data_ranks())));
   if (p.virtual_pipeline > 0) {
     bytes *= 1.0 + (pipeline - 1.0) / (pipeline * static_cast<double>(p.virtual_pipeline));
   } else if (p.pipeline > 1) {
@@ -188,7 +187,8 @@ Estimate estimate(const Config& config) {
     r.master_bytes = weight == 4 ? 0 : held * 4;
     r.moment_bytes = held * moments;
     std::int64_t layers = 0;
-    for (std::size_t stage = rank; stage < p.stage_layers.size(); stage += counts.size()) layers += p.stage_layers[stage];
+    for (std::size_t stage = rank; stage < p.stage_layers.size(); stage += counts.size())
+      layers += p.stage_layers[stage];
     r.activation_bytes = activation_bytes(config, rank, layers);
     result.stages.push_back(r);
   }
@@ -203,8 +203,8 @@ std::string describe_dry_run(const Config& config) {
   for (const std::string& notice : config.notices) out << notice << "\n";
   out << mesh.describe();
   const TrainingConfig& t = config.training;
-  out << "batch: global " << t.global_batch_size << " = micro " << t.micro_batch_size << " x data ranks " << p.data_ranks()
-      << " (data parallel " << p.replicate_data << " x GTP " << p.gtp << ") x microbatches "
+  out << "batch: global " << t.global_batch_size << " = micro " << t.micro_batch_size << " x data ranks "
+      << p.data_ranks() << " (data parallel " << p.replicate_data << " x GTP " << p.gtp << ") x microbatches "
       << t.global_batch_size / (t.micro_batch_size * p.data_ranks()) << "\n";
   if (config.model.padded_vocab_size == 0) {
     out << "parameters and memory: not known without --vocab-size or --padded-vocab-size\n";

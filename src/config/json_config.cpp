@@ -123,7 +123,8 @@ void read_json_text(const std::string& text, const std::string& origin, Values& 
   } catch (const Json::exception& error) {
     throw ConfigError(concat("--config ", origin, " is not valid JSON: ", error.what()));
   }
-  PGPT_CHECK(ConfigError, document.is_object(), "--config ", origin, " must hold one JSON object of option names and values");
+  PGPT_CHECK(ConfigError, document.is_object(), "--config ", origin,
+             " must hold one JSON object of option names and values");
   std::set<std::string> destinations;
   for (const auto& [key, json] : document.items()) {
     const std::string where = concat(origin, ": \"", key, "\"");
@@ -132,7 +133,8 @@ void read_json_text(const std::string& text, const std::string& origin, Values& 
       std::string dashed = "--" + key;
       std::replace(dashed.begin(), dashed.end(), '_', '-');
       const std::string near = nearest_option(dashed);
-      throw ConfigError(concat(where, " is no option", near.empty() ? "" : "; did you mean \"" + near.substr(2) + "\"?"));
+      throw ConfigError(
+          concat(where, " is no option", near.empty() ? "" : "; did you mean \"" + near.substr(2) + "\"?"));
     }
     PGPT_CHECK(ConfigError, !target.option->action, where, " belongs on the command line, not in a file");
     PGPT_CHECK(ConfigError, destinations.insert(target.option->destination).second, where, " sets ",

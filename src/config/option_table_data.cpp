@@ -20,7 +20,8 @@ Rows data_rows() {
       text("--test-data-path", kNone, "Test data.").any_number(),
       text("--data-args-path", kNone, "File that holds the words of --data-path."),
       text("--per-split-data-args-path", kNone, "JSON file with the data paths of train, valid and test."),
-      text("--per-dataset-sequences-path", kNone, "JSON of sequence counts.").no_effect("counts come from the .idx files"),
+      text("--per-dataset-sequences-path", kNone, "JSON of sequence counts.")
+          .no_effect("counts come from the .idx files"),
       text("--data-cache-path", kNone, "Folder for index files."),
       off_pair("--no-mmap-bin-files", "Read .bin files instead of mapping them."),
       integer("--seq-length", kNone, "Tokens of a sample; required."),
@@ -49,18 +50,20 @@ Rows data_rows() {
       real("--sample-rate", "1.0", "BERT-type data.").no_effect(kBert),
       real("--mask-prob", "0.15", "BERT-type data.").no_effect(kBert),
       real("--short-seq-prob", "0.1", "BERT-type data.").no_effect(kBert),
-      choice("--tokenizer-type", kNone,
-             "BertWordPieceLowerCase|BertWordPieceCase|GPT2BPETokenizer|SentencePieceTokenizer|GPTSentencePieceTokenizer|"
-             "HuggingFaceTokenizer|Llama2Tokenizer|TikTokenizer|NullTokenizer|MultimodalTokenizer|NullMultimodalTokenizer|"
-             "SFTTokenizer",
-             "Tokenizer of the data; gives vocabulary size, end-of-document and pad ids. Default GPT2BPETokenizer.")
+      choice(
+          "--tokenizer-type", kNone,
+          "BertWordPieceLowerCase|BertWordPieceCase|GPT2BPETokenizer|SentencePieceTokenizer|GPTSentencePieceTokenizer|"
+          "HuggingFaceTokenizer|Llama2Tokenizer|TikTokenizer|NullTokenizer|MultimodalTokenizer|NullMultimodalTokenizer|"
+          "SFTTokenizer",
+          "Tokenizer of the data; gives vocabulary size, end-of-document and pad ids. Default GPT2BPETokenizer.")
           .refuse("MultimodalTokenizer|NullMultimodalTokenizer|SFTTokenizer", "only text pretraining data are read"),
       text("--tokenizer-model", kNone, "File or folder of the tokenizer."),
       text("--vocab-file", kNone, "vocab.json of GPT-2 BPE."),
       text("--merge-file", kNone, "merges.txt of GPT-2 BPE."),
       integer("--vocab-extra-ids", "0", "Additional sentinel tokens."),
       text("--tokenizer-metadata", kNone, "Tokenizer metadata.").no_effect(kText),
-      text("--tokenizer-special-tokens", kNone, "Additional special tokens.").list()
+      text("--tokenizer-special-tokens", kNone, "Additional special tokens.")
+          .list()
           .refused("give the final size with --vocab-size"),
       text("--chat-template", kNone, "Chat format.").no_effect(kText),
       choice("--tiktoken-pattern", kNone, "v1|v2", "Pattern of TikTokenizer.").no_effect(kText),

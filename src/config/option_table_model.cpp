@@ -4,7 +4,8 @@
 namespace pgpt::config::rows {
 
 namespace {
-constexpr auto kMla = "multi-latent attention is not implemented; use grouped query attention (--group-query-attention)";
+constexpr auto kMla =
+    "multi-latent attention is not implemented; use grouped query attention (--group-query-attention)";
 constexpr auto kYarn = "YaRN positions are not implemented; use --position-embedding-type rope with --use-rope-scaling";
 constexpr auto kHybrid = "hybrid (Mamba) models are not implemented; this program trains GPT models";
 constexpr auto kMup = "muP scaling is not implemented; set --lr and --init-method-std yourself";
@@ -22,14 +23,16 @@ Rows model_rows() {
       integer("--kv-channels", kNone, "Head dimension; default hidden size / heads."),
       on("--group-query-attention", "Use --num-query-groups key/value heads."),
       integer("--num-query-groups", "1", "Key/value heads; counts only with --group-query-attention."),
-      integer("--max-position-embeddings", kNone, "Rows of the learned position table, at least the sequence length; required."),
+      integer("--max-position-embeddings", kNone,
+              "Rows of the learned position table, at least the sequence length; required."),
       choice("--position-embedding-type", "learned_absolute", "learned_absolute|rope|yarn|mrope|relative|none",
              "Position scheme.")
           .refuse("yarn", kYarn)
           .refuse("mrope", "multimodal rotary positions are not implemented; use rope")
           .refuse("relative", "relative position bias is not implemented; use rope or learned_absolute"),
       on("--use-rotary-position-embeddings", "Older form of --position-embedding-type rope."),
-      off("--no-position-embedding", "No learned position table; only together with rotary positions.").to("add_position_embedding"),
+      off("--no-position-embedding", "No learned position table; only together with rotary positions.")
+          .to("add_position_embedding"),
       integer("--rotary-base", "10000", "Base of the rotary angles."),
       real("--rotary-percent", "1.0", "Part of the head dimension that is rotated."),
       on("--rotary-interleaved", "Rotate neighbouring pairs instead of halves."),
@@ -40,7 +43,8 @@ Rows model_rows() {
       choice("--rope-type", kNone, "rope|yarn", "Kind of rotary positions.").refuse("yarn", kYarn),
       pattern("--no-rope-freq", kNone, "Layers without rotary positions.")
           .refused("rotary positions apply to every layer; remove it"),
-      integer("--mrope-section", kNone, "Sections of multimodal rotary positions.").list()
+      integer("--mrope-section", kNone, "Sections of multimodal rotary positions.")
+          .list()
           .refused("multimodal rotary positions are not implemented; use rope"),
       integer("--yarn-original-max-position-embeddings", kNone, "Original context of YaRN.").refused(kYarn),
       real("--yarn-beta-fast", kNone, "YaRN parameter.").refused(kYarn),
@@ -53,7 +57,8 @@ Rows model_rows() {
           .refused("relative position bias is not implemented"),
       integer("--vocab-size", kNone, "Vocabulary before padding; needed by NullTokenizer."),
       integer("--padded-vocab-size", kNone, "Exact number of embedding rows instead of padding."),
-      integer("--make-vocab-size-divisible-by", "128", "Unit of vocabulary padding, multiplied by the tensor parallel size."),
+      integer("--make-vocab-size-divisible-by", "128",
+              "Unit of vocabulary padding, multiplied by the tensor parallel size."),
       off("--no-pad-vocab-size", "Do not pad the vocabulary."),
       on("--untie-embeddings-and-output-weights", "Separate output matrix."),
       choice("--normalization", "LayerNorm", "LayerNorm|RMSNorm", "Kind of normalisation."),
@@ -73,7 +78,8 @@ Rows model_rows() {
       on("--qk-l2-norm", "L2 norm of queries and keys.").refused("use --qk-layernorm"),
       on("--qk-clip", "Clip of QK logits (MuonClip).").refused("the Muon family of optimizers is not implemented"),
       real("--qk-clip-alpha", "0.5", "MuonClip parameter.").refused("the Muon family of optimizers is not implemented"),
-      real("--qk-clip-threshold", "100", "MuonClip parameter.").refused("the Muon family of optimizers is not implemented"),
+      real("--qk-clip-threshold", "100", "MuonClip parameter.")
+          .refused("the Muon family of optimizers is not implemented"),
       on("--attention-output-gate", "Gate the attention output.").refused("gated attention output is not implemented"),
       choice("--softmax-type", "vanilla", "vanilla|off-by-one|learnable", "Attention sinks.")
           .refuse("off-by-one|learnable", "attention sinks are not implemented; use vanilla"),
@@ -105,7 +111,8 @@ Rows model_rows() {
       integer("--mtp-num-layers", kNone, "Multi-token prediction layers; dry runs only for now."),
       real("--mtp-loss-scaling-factor", "0.1", "Weight of the multi-token prediction loss."),
       on("--mtp-use-repeated-layer", "One block for all predictions.").refused("each prediction has its own block"),
-      on("--mtp-detach-heads", "Separate gradients of the prediction heads.").refused("one norm and clip covers all weights"),
+      on("--mtp-detach-heads", "Separate gradients of the prediction heads.")
+          .refused("one norm and clip covers all weights"),
       text("--hybrid-layer-pattern", kNone, "Layer kinds of hybrid models.").refused(kHybrid),
       on("--is-hybrid-model", "Hybrid model.").refused(kHybrid),
       text("--mamba-*", kNone, "Options of Mamba layers.").refused(kHybrid),
@@ -130,7 +137,8 @@ Rows regularisation_rows() {
       choice("--no-weight-decay-cond-type", kNone, "apply_wd_to_qk_layernorm",
              "Older form of --apply-wd-to-qk-layernorm."),
       real("--clip-grad", "1.0", "Global gradient norm limit; 0 = off."),
-      real("--init-method-std", "0.02", "Standard deviation of the initial weights; output-side matrices use std/sqrt(2*layers)."),
+      real("--init-method-std", "0.02",
+           "Standard deviation of the initial weights; output-side matrices use std/sqrt(2*layers)."),
       real("--embedding-init-method-std", kNone, "The same for the embedding tables; default --init-method-std."),
       on("--init-method-xavier-uniform", "Xavier uniform initial weights."),
       off("--no-initialization", "Skip the initialisation of weights.").to("perform_initialization"),

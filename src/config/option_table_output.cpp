@@ -16,7 +16,8 @@ Rows checkpoint_rows() {
   return {
       text("--save", kNone, "Folder for checkpoints."),
       text("--load", kNone, "Folder to continue from."),
-      integer("--save-interval", kNone, "Save every n iterations; required with --save.").alias("--persistent-save-interval"),
+      integer("--save-interval", kNone, "Save every n iterations; required with --save.")
+          .alias("--persistent-save-interval"),
       integer("--save-retain-interval", kNone, "Keep multiples of this iteration and delete others."),
       integer("--ckpt-step", kNone, "Iteration to load instead of the latest."),
       on("--no-save-optim", "Do not save optimizer state.").default_none(),
@@ -35,16 +36,19 @@ Rows checkpoint_rows() {
           .refuse("torch_dcp|fsdp_dtensor", "they belong to FSDP; use torch_dist"),
       on("--auto-detect-ckpt-format", "Recognise the format when loading."),
       choice("--dist-ckpt-strictness", "assume_ok_unexpected",
-             "assume_ok_unexpected|log_unexpected|log_all|raise_unexpected|raise_all|return_unexpected|return_all|ignore_all",
+             "assume_ok_unexpected|log_unexpected|log_all|raise_unexpected|raise_all|return_unexpected|return_all|"
+             "ignore_all",
              "What a key mismatch does when loading."),
       on("--dist-ckpt-optim-fully-reshardable", "Save optimizer state in the shape of the weights."),
-      on("--distrib-optim-fully-reshardable-mem-efficient", "The same with less memory; not with GTP.").no_effect(kWriter),
+      on("--distrib-optim-fully-reshardable-mem-efficient", "The same with less memory; not with GTP.")
+          .no_effect(kWriter),
       off_pair("--no-ckpt-fully-parallel-save", "Only the first replica writes."),
       on("--ckpt-fully-parallel-load", "Replicas share reading."),
       choice("--ckpt-fully-parallel-save-process-group", "dp", "dp|ep_dp", "Who shares writing.").no_effect(kWriter),
       choice("--ckpt-fully-parallel-load-process-group", "dp", "dp|ep_dp", "Who shares reading.").no_effect(kWriter),
       on("--ckpt-assume-constant-structure", "Keep the plan of the first save.").no_effect(kWriter),
-      off("--no-ckpt-load-validate-sharding-integrity", "Skip a check when loading.").no_effect("checks are always made"),
+      off("--no-ckpt-load-validate-sharding-integrity", "Skip a check when loading.")
+          .no_effect("checks are always made"),
       on("--async-save", "Write in the background; needs --use-persistent-ckpt-worker."),
       on("--use-persistent-ckpt-worker", "One background writer for the whole run."),
       choice("--async-strategy", "nvrx", "nvrx|mcore", "Which background writer.").no_effect(kWriter),
@@ -56,7 +60,8 @@ Rows checkpoint_rows() {
           .refuse("local|in_memory", kLocal),
       text("--non-persistent-global-ckpt-dir", kNone, "Folder of temporary checkpoints."),
       text("--non-persistent-local-ckpt-dir", kNone, "Local folder.").refused(kLocal),
-      choice("--non-persistent-local-ckpt-algo", "fully_parallel", "fully_parallel|atomic", "Local checkpoints.").refused(kLocal),
+      choice("--non-persistent-local-ckpt-algo", "fully_parallel", "fully_parallel|atomic", "Local checkpoints.")
+          .refused(kLocal),
       on("--replication", "Copies of local checkpoints.").refused(kLocal),
       integer("--replication-jump", kNone, "Copies of local checkpoints.").refused(kLocal),
       integer("--replication-factor", "2", "Copies of local checkpoints.").refused(kLocal),
@@ -69,7 +74,9 @@ Rows checkpoint_rows() {
       integer("--dist-ckpt-workers", "1", "Writer threads.").no_effect(kWriter),
       on("--use-dist-ckpt", "Older switch.").no_effect("use --ckpt-format"),
       text("--dist-ckpt-format", kNone, "Older switch.").no_effect("use --ckpt-format"),
-      on("--ckpt-fully-parallel-save", "Older switch.").to("ckpt_fully_parallel_save_deprecated").no_effect("it is the default"),
+      on("--ckpt-fully-parallel-save", "Older switch.")
+          .to("ckpt_fully_parallel_save_deprecated")
+          .no_effect("it is the default"),
       integer("--save-params-interval", kNone, "Dump weights.").no_effect(kDumps),
       integer("--save-wgrads-interval", kNone, "Dump weight gradients.").no_effect(kDumps),
       integer("--save-dgrads-interval", kNone, "Dump activation gradients.").no_effect(kDumps),
@@ -86,7 +93,8 @@ Rows logging_rows() {
       on("--log-num-zeros-in-grad", "Add the number of zero gradients."),
       on("--log-progress", "Keep progress.txt in the --save folder."),
       integer("--log-memory-interval", kNone, "Repeat the memory report; a multiple of --log-interval."),
-      on("--log-device-memory-used", "Memory of the whole device.").no_effect("the memory report names this process's memory"),
+      on("--log-device-memory-used", "Memory of the whole device.")
+          .no_effect("the memory report names this process's memory"),
       on("--log-energy", "Energy of the step.").no_effect("energy is not measured"),
       on("--log-max-attention-logit", "Largest attention score.").no_effect("scores are not kept"),
       choice("--timing-log-level", "0", "0|1|2", "How many timers are logged."),
@@ -121,7 +129,8 @@ Rows own_rows() {
       on("--version", "Print the version.").own().action(),
       on("--help-markdown", "Print docs/options.md.").own().action().hidden(),
       text("--config", kNone, "JSON file of option values; the command line wins.").own().action(),
-      text("--yaml-cfg", kNone, "YAML configuration of the reference.").action()
+      text("--yaml-cfg", kNone, "YAML configuration of the reference.")
+          .action()
           .refused("write the same values as JSON and use --config (see --print-config)"),
       on("--print-config", "Print the values that --config would need, and stop.").own().action(),
       on("--dry-run", "Check everything, print mesh, groups, parameters and memory, and stop.").own().action(),
@@ -129,10 +138,13 @@ Rows own_rows() {
       off("--no-gtp-prefetch", "Gather each weight only when it is needed.").own(),
       off("--no-gtp-async-reduce-scatter", "Wait for each gradient's reduce-scatter at once.").own(),
       choice("--weight-init", "megatron", "megatron|layout-invariant",
-             "megatron: GTP shards draw their own values; layout-invariant: the same weights for every layout.").own(),
-      integer("--init-sm-count", "132", "Multiprocessors of the GPU whose random draws are reproduced on the CPU.").own(),
+             "megatron: GTP shards draw their own values; layout-invariant: the same weights for every layout.")
+          .own(),
+      integer("--init-sm-count", "132", "Multiprocessors of the GPU whose random draws are reproduced on the CPU.")
+          .own(),
       choice("--loss-window", "step", "step|megatron",
-             "What a line's loss covers: since the last line, or as the reference (its second line is a mean of two).").own(),
+             "What a line's loss covers: since the last line, or as the reference (its second line is a mean of two).")
+          .own(),
       choice("--kernels", "fast", "fast|reference", "GPU kernels of this program, or operation by operation.").own(),
       text("--metrics-file", kNone, "File for one JSON object a step.").own(),
       on("--log-progress-line", "Print time left and tokens/s; default only on a terminal.").default_none().own(),

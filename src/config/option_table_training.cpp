@@ -79,7 +79,8 @@ Rows training_rows() {
       integer("--micro-batch-size", kNone, "Samples of one forward pass on one data rank; required."),
       integer("--global-batch-size", kNone,
               "Samples of one step; default micro batch x data parallel size x GTP degree."),
-      text("--rampup-batch-size", kNone, "Start, increment, samples.").exactly(3)
+      text("--rampup-batch-size", kNone, "Start, increment, samples.")
+          .exactly(3)
           .no_effect("the reference ignores it too; use --step-batch-size-schedule"),
       text("--step-batch-size-schedule", kNone,
            "Global batch by consumed tokens, \"T0:B0 T1:B1 ...\" (K/M/B/T suffixes); needs --train-samples."),
@@ -92,7 +93,8 @@ Rows training_rows() {
       choice("--exit-signal", "SIGTERM",
              "SIGTERM|SIGINT|SIGHUP|SIGQUIT|SIGUSR1|SIGUSR2|SIGALRM|SIGCONT|SIGTSTP|SIGURG|SIGVTALRM|SIGXCPU|SIGWINCH",
              "Signal of --exit-signal-handler."),
-      on("--exit-signal-handler-for-dataloader", "Handler in loader workers.").no_effect("there are no worker processes"),
+      on("--exit-signal-handler-for-dataloader", "Handler in loader workers.")
+          .no_effect("there are no worker processes"),
       on("--exit-signal-handler-for-training", "Stop at once on the signal.").no_effect("use --exit-signal-handler"),
       integer("--iterations-to-skip", kNone, "1-based iterations whose data are dropped.").list(),
       text("--result-rejected-tracker-filename", kNone, "File with more iterations to skip.")
@@ -121,8 +123,10 @@ Rows training_rows() {
       choice("--recompute-granularity", kNone, "full|selective", "What backward computes again."),
       choice("--recompute-method", kNone, "uniform|block", "Which layers, with full recompute."),
       integer("--recompute-num-layers", kNone, "Layers in a unit (uniform) or recomputed layers (block)."),
-      choice("--recompute-modules", kNone, "core_attn|moe_act|layernorm|mla_up_proj|mlp|moe|shared_experts|gdn_norm_out",
-             "Parts that selective recompute covers; default core_attn.").list()
+      choice("--recompute-modules", kNone,
+             "core_attn|moe_act|layernorm|mla_up_proj|mlp|moe|shared_experts|gdn_norm_out",
+             "Parts that selective recompute covers; default core_attn.")
+          .list()
           .refuse("mla_up_proj|gdn_norm_out", "the model has no such part; use core_attn, layernorm or mlp"),
       on("--distribute-saved-activations", "Spread saved activations over tensor parallel ranks.")
           .no_effect("every rank keeps its own activations"),
@@ -143,7 +147,8 @@ Rows training_rows() {
       integer("--cuda-graph-warmup-steps", "3", "Steps before capture.").no_effect(kGraphs),
       on("--enable-cuda-graph", "Older switch for layer graphs.").no_effect(kGraphs),
       on("--external-cuda-graph", "Older switch for layer graphs.").no_effect(kGraphs),
-      integer("--cpu-offloading-num-layers", "0", "Layers whose activations go to the host.").no_effect(kActivationOffload),
+      integer("--cpu-offloading-num-layers", "0", "Layers whose activations go to the host.")
+          .no_effect(kActivationOffload),
       on("--fine-grained-activation-offloading", "Activations on the host.").no_effect(kActivationOffload),
       text("--offload-modules", kNone, "Activations on the host.").any_number().no_effect(kActivationOffload),
       on("--profile", "Profile some steps.").no_effect(kProfile),
@@ -167,13 +172,17 @@ Rows training_rows() {
       on("--batch-invariant-mode", "Kernels whose bits do not depend on the batch.")
           .refused("it would change numbers and is not implemented; see --deterministic-mode"),
       on("--disable-jit-fuser", "Unfused element-wise kernels.")
-          .refused("it would change rounding; use --no-bias-gelu-fusion, --no-bias-swiglu-fusion or --no-bias-dropout-fusion"),
+          .refused("it would change rounding; use --no-bias-gelu-fusion, --no-bias-swiglu-fusion or "
+                   "--no-bias-dropout-fusion"),
       on("--enable-experimental", "Experimental features.").no_effect("there are none"),
       on("--sft", "Supervised fine-tuning data.").refused("only pretraining data are read"),
       integer("--batch-size", kNone, "Old name.").hidden().refused("it was replaced by --micro-batch-size"),
       integer("--warmup", kNone, "Old name.").hidden().refused("it was replaced by --lr-warmup-fraction"),
-      integer("--model-parallel-size", kNone, "Old name.").hidden().refused("it was replaced by --tensor-model-parallel-size"),
-      on("--checkpoint-activations", "Old name.").hidden()
+      integer("--model-parallel-size", kNone, "Old name.")
+          .hidden()
+          .refused("it was replaced by --tensor-model-parallel-size"),
+      on("--checkpoint-activations", "Old name.")
+          .hidden()
           .refused("it was replaced by --recompute-activations or --recompute-granularity full"),
   };
 }
@@ -187,7 +196,8 @@ Rows precision_rows() {
       real("--min-loss-scale", "1.0", "Smallest dynamic loss scale."),
       real("--loss-scale-window", "1000", "Good steps before the scale doubles."),
       integer("--hysteresis", "2", "Bad steps before the scale halves."),
-      on("--accumulate-allreduce-grads-in-fp32", "Main gradients in float32; always with --bf16 unless --grad-reduce-in-bf16."),
+      on("--accumulate-allreduce-grads-in-fp32",
+         "Main gradients in float32; always with --bf16 unless --grad-reduce-in-bf16."),
       on("--grad-reduce-in-bf16", "Gradient buffer in the parameter type."),
       on("--fp32-residual-connection", "Residual stream in float32."),
       on("--attention-softmax-in-fp32", "Softmax of the local attention in float32."),

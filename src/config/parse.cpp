@@ -19,8 +19,8 @@ constexpr auto kVersion = "0.1.0";
 /// What the command line said before any check across options.
 struct CommandLine {
   Values values;
-  std::vector<Occurrence> uses;
   std::vector<const Option*> used_families;
+  std::map<std::string, std::string> spellings;  ///< destination to the option name that set it
 };
 
 [[noreturn]] void refuse(const std::string& what, const std::string& note) {
@@ -30,10 +30,9 @@ struct CommandLine {
 /// Reads every occurrence, checks earlier ones too, and keeps the last for each destination.
 CommandLine read_command_line(const std::vector<std::string>& arguments) {
   CommandLine line;
-  line.uses = split_arguments(arguments);
   std::map<std::string, Occurrence> last;
   std::string config_file;
-  for (const Occurrence& use : line.uses) {
+  for (const Occurrence& use : split_arguments(arguments)) {
     if (use.option->is_family()) {
       if (use.option->status == Status::kRefused) refuse(use.name, use.option->note);
       line.used_families.push_back(use.option);
@@ -48,6 +47,7 @@ CommandLine read_command_line(const std::vector<std::string>& arguments) {
   std::vector<Occurrence> kept;
   for (const auto& [destination, use] : last) kept.push_back(use);
   for (const Occurrence& use : read_with_cxxopts(kept)) {
+    line.spellings[use.option->destination] = use.name;
     line.values.give(use.option->destination, convert_value(*use.option, use.name, use.tokens));
   }
   return line;
@@ -71,10 +71,10 @@ std::vector<std::string> check_status(const CommandLine& line) {
     if (option.is_family() || !line.values.given(option.destination)) continue;
     if (!checked.insert(option.destination).second) continue;
     const Value& value = line.values.at(option.destination);
-    const std::string& name = option.names.front();
+    const auto spelling = line.spellings.find(option.destination);
+    const std::string& name = spelling == line.spellings.end() ? option.names.front() : spelling->second;
     const bool changed = value != default_value(option);
-    const std::string shown =
-        option.type == OptionType::kSwitch ? name : concat(name, " ", print_value(value));
+    const std::string shown = option.type == OptionType::kSwitch ? name : concat(name, " ", print_value(value));
     if (option.status == Status::kRefused && changed) refuse(shown, option.note);
     for (const std::string& word : words_of(value)) {
       for (const Choice& choice : option.choices) {
@@ -108,8 +108,12 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, cons
   CommandLine line = read_command_line(arguments);
   const Values& given = line.values;
   if (given.flag("help") || given.flag("help_markdown") || given.flag("version")) {
-    command.action = given.flag("help") ? Action::kHelp : given.flag("version") ? Action::kVersion : Action::kHelpMarkdown;
-    command.text = given.flag("help") ? help_text() : given.flag("version") ? "pretrain_gpt " + version() + "\n" : help_markdown();
+    command.action = given.flag("help")      ? Action::kHelp
+                     : given.flag("version") ? Action::kVersion
+                                             : Action::kHelpMarkdown;
+    command.text = given.flag("help")      ? help_text()
+                   : given.flag("version") ? "pretrain_gpt " + version() + "\n"
+                                           : help_markdown();
     return command;
   }
   command.warnings = check_status(line);

@@ -76,8 +76,8 @@ Row&& Row::refused(std::string_view what_to_do) && {
 }
 Row&& Row::mark(std::string_view choices, Status status, std::string_view note) {
   for (const std::string& name : split(choices, '|')) {
-    const auto found = std::find_if(option_.choices.begin(), option_.choices.end(),
-                                    [&](const Choice& c) { return c.name == name; });
+    const auto found =
+        std::find_if(option_.choices.begin(), option_.choices.end(), [&](const Choice& c) { return c.name == name; });
     PGPT_ASSERT(found != option_.choices.end(), option_.names.front(), " has no choice ", name);
     found->status = status;
     found->note = note;

@@ -17,14 +17,14 @@ class Row {
 
   Row&& alias(std::string_view name) &&;
   Row&& to(std::string_view destination) &&;
-  Row&& list() &&;                        ///< one or more values
-  Row&& any_number() &&;                  ///< zero or more values
+  Row&& list() &&;        ///< one or more values
+  Row&& any_number() &&;  ///< zero or more values
   Row&& exactly(std::size_t count) &&;
-  Row&& default_none() &&;                ///< a switch whose default is None instead of a truth value
-  Row&& starts_true() &&;                 ///< an on switch whose destination is true by default (the other half of a pair)
+  Row&& default_none() &&;  ///< a switch whose default is None instead of a truth value
+  Row&& starts_true() &&;   ///< an on switch whose destination is true by default (the other half of a pair)
   Row&& no_effect(std::string_view why) &&;
   Row&& refused(std::string_view what_to_do) &&;
-  Row&& refuse(std::string_view choices, std::string_view what_to_do) &&;         ///< choices separated by '|'
+  Row&& refuse(std::string_view choices, std::string_view what_to_do) &&;  ///< choices separated by '|'
   Row&& choice_no_effect(std::string_view choices, std::string_view why) &&;
   Row&& own() &&;
   Row&& action() &&;

@@ -12,10 +12,12 @@ void check_runnable(const Config& config) {
   PGPT_CHECK(ConfigError, p.pipeline == 1, "--pipeline-model-parallel-size ", p.pipeline, kLater,
              "Use GTP instead: --tensor-parallel-num-weight-shards N");
   PGPT_CHECK(ConfigError, p.context == 1, "--context-parallel-size ", p.context, kLater, "Set it to 1");
-  PGPT_CHECK(ConfigError, !config.moe, "--num-experts ", config.experts.num_experts, kLater, "Remove it for a dense model");
+  PGPT_CHECK(ConfigError, !config.moe, "--num-experts ", config.experts.num_experts, kLater,
+             "Remove it for a dense model");
   PGPT_CHECK(ConfigError, p.expert == 1 && p.expert_tensor == 1 && p.expert_gtp == 1,
              "expert parallelism (--expert-model-parallel-size, --expert-tensor-parallel-size, "
-             "--expert-tensor-parallel-num-weight-shards)", kLater, "Remove these options");
+             "--expert-tensor-parallel-num-weight-shards)",
+             kLater, "Remove these options");
   PGPT_CHECK(ConfigError, config.model.mtp_num_layers == 0, "--mtp-num-layers ", config.model.mtp_num_layers, kLater,
              "Remove it");
   PGPT_CHECK(ConfigError, !p.use_distributed_optimizer || p.replicate_data * p.context == 1,
@@ -43,14 +45,17 @@ void resolve_backend(Config& config, const MachineFacts& machine) {
   const bool gpus = machine.built_with_cuda && machine.visible_gpus > 0;
   if (!p.backend_given) p.backend = gpus ? Backend::kNccl : Backend::kGloo;
   if (p.backend == Backend::kNccl) {
-    PGPT_CHECK(ConfigError, machine.built_with_cuda,
-               "--distributed-backend nccl needs NCCL, but this program was built without CUDA; use --distributed-backend "
-               "gloo, or build again with -DPGPT_CUDA=ON");
+    PGPT_CHECK(
+        ConfigError, machine.built_with_cuda,
+        "--distributed-backend nccl needs NCCL, but this program was built without CUDA; use --distributed-backend "
+        "gloo, or build again with -DPGPT_CUDA=ON");
     PGPT_CHECK(ConfigError, machine.visible_gpus > 0,
                "--distributed-backend nccl needs a GPU, but none is visible; use --distributed-backend gloo, or check "
                "nvidia-smi and CUDA_VISIBLE_DEVICES");
-    PGPT_CHECK(ConfigError, machine.local_world_size <= machine.visible_gpus, "--distributed-backend nccl needs a GPU for "
-               "each rank, but ", machine.local_world_size, " local ranks see ", machine.visible_gpus,
+    PGPT_CHECK(ConfigError, machine.local_world_size <= machine.visible_gpus,
+               "--distributed-backend nccl needs a GPU for "
+               "each rank, but ",
+               machine.local_world_size, " local ranks see ", machine.visible_gpus,
                "; start fewer ranks, or use --distributed-backend gloo to let ranks share a GPU (slow, for tests)");
   } else if (gpus && machine.local_world_size > machine.visible_gpus) {
     config.notices.push_back(concat("WARNING: ", machine.local_world_size, " local ranks share ", machine.visible_gpus,

@@ -138,6 +138,9 @@ IntArray IntArray::map_npy(const std::string& path) {
     good = second.ec == std::errc() && second.ptr == end && array.columns_ >= 1 && array.columns_ <= 2;
   }
   PGPT_CHECK(DataError, good, path, ": shape (", std::string(shape), ") in the .npy header cannot be used");
+  // The header must be the very one that belongs to this type and shape, blanks included.
+  PGPT_CHECK(DataError, all.substr(0, kNpyPrefix + length) == array.npy_header(), path, ": unexpected .npy header ",
+             std::string(header));
   const std::size_t available = all.size() - kNpyPrefix - length;
   const std::size_t row_bytes = bytes_of(array.type_) * static_cast<std::size_t>(array.columns_);
   PGPT_CHECK(DataError, available % row_bytes == 0 && available / row_bytes == static_cast<std::size_t>(array.rows_), path,

@@ -32,7 +32,7 @@ inline at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().set_requ
 /// |actual - expected| <= bound for every element; NaN fails. The first element that fails is named.
 inline void require_within(const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& bound) {
   REQUIRE(actual.sizes().vec() == expected.sizes().vec());
-  const at::Tensor difference = (actual.to(at::kDouble) - expected.to(at::kDouble)).abs().cpu();
+  const at::Tensor difference = (actual.to(at::kDouble).cpu() - expected.to(at::kDouble).cpu()).abs();
   const at::Tensor limit = bound.to(at::kDouble).cpu();
   const at::Tensor bad = at::logical_not(difference <= limit).flatten();
   if (bad.any().item<bool>()) {

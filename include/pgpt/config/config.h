@@ -25,7 +25,8 @@ enum class DataloaderType { kSingle, kCyclic };
 enum class Backend { kNccl, kGloo };
 /// Which initial weights GTP shards get: the reference's per-peer draws, or the same full weights for every layout.
 enum class WeightInit { kMegatron, kLayoutInvariant };
-/// What the loss of a log line means: mean since the last line, or the reference's window (its second line averages two steps).
+/// What the loss of a log line means: mean since the last line, or the reference's window (its second line averages two
+/// steps).
 enum class LossWindow { kStep, kMegatron };
 /// Which GPU kernels run: this project's fused ones, or libtorch's operation by operation.
 enum class KernelSet { kFast, kReference };
@@ -34,33 +35,33 @@ enum class KernelSet { kFast, kReference };
 struct ModelConfig {
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;
-  std::int64_t ffn_hidden_size = 0;      ///< width of the activation output (gated: fc1 has twice as many rows)
+  std::int64_t ffn_hidden_size = 0;  ///< width of the activation output (gated: fc1 has twice as many rows)
   std::int64_t num_attention_heads = 0;
-  std::int64_t num_query_groups = 0;     ///< effective number of KV heads (= heads without --group-query-attention)
-  std::int64_t kv_channels = 0;          ///< head dimension
+  std::int64_t num_query_groups = 0;  ///< effective number of KV heads (= heads without --group-query-attention)
+  std::int64_t kv_channels = 0;       ///< head dimension
   std::int64_t seq_length = 0;
   std::int64_t max_position_embeddings = 0;
-  std::int64_t vocab_size = 0;           ///< true vocabulary (tokenizer)
-  std::int64_t padded_vocab_size = 0;    ///< rows of the embedding table
+  std::int64_t vocab_size = 0;         ///< true vocabulary (tokenizer)
+  std::int64_t padded_vocab_size = 0;  ///< rows of the embedding table
   PositionEmbedding position_embedding = PositionEmbedding::kLearnedAbsolute;
   Normalization normalization = Normalization::kLayerNorm;
   double norm_epsilon = 1e-5;
-  bool zero_centered_gamma = false;      ///< --apply-layernorm-1p
+  bool zero_centered_gamma = false;  ///< --apply-layernorm-1p
   bool add_bias_linear = true;
   bool add_qkv_bias = true;
   bool untie_embeddings = false;
   bool qk_layernorm = false;
   Activation activation = Activation::kGeluTanh;
-  bool bias_activation_fusion = true;    ///< one rounding for bias + activation (and for SwiGLU) instead of two
+  bool bias_activation_fusion = true;  ///< one rounding for bias + activation (and for SwiGLU) instead of two
   double glu_linear_offset = 0.0;
-  double activation_clamp = 0.0;         ///< 0 = none; --activation-func-clamp-value
+  double activation_clamp = 0.0;  ///< 0 = none; --activation-func-clamp-value
   std::int64_t rotary_base = 10000;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;
   std::int64_t rotary_seq_len_interpolation_factor = 0;  ///< 0 = none
   bool rope_scaling = false;
   double rope_scaling_factor = 8.0;
-  bool rope_fusion = true;               ///< fp32 angles and one rounding instead of bf16 products
+  bool rope_fusion = true;  ///< fp32 angles and one rounding instead of bf16 products
   double attention_dropout = 0.1;
   double hidden_dropout = 0.1;
   AttentionBackend attention_backend = AttentionBackend::kAuto;
@@ -77,13 +78,15 @@ struct ModelConfig {
   bool perform_initialization = true;
   bool use_cpu_initialization = false;
   WeightInit weight_init = WeightInit::kMegatron;
-  std::int64_t init_sm_count = 132;      ///< multiprocessors assumed when CUDA draws are emulated on CPU
+  std::int64_t init_sm_count = 132;  ///< multiprocessors assumed when CUDA draws are emulated on CPU
   std::int64_t make_vocab_size_divisible_by = 128;
-  bool pad_vocab_size = true;            ///< --no-pad-vocab-size
-  std::int64_t mtp_num_layers = 0;       ///< multi-token prediction layers; parsed and validated, not run yet
+  bool pad_vocab_size = true;       ///< --no-pad-vocab-size
+  std::int64_t mtp_num_layers = 0;  ///< multi-token prediction layers; parsed and validated, not run yet
   double mtp_loss_scaling_factor = 0.1;
 
-  [[nodiscard]] bool gated() const { return activation == Activation::kSwiglu || activation == Activation::kQuickGeglu; }
+  [[nodiscard]] bool gated() const {
+    return activation == Activation::kSwiglu || activation == Activation::kQuickGeglu;
+  }
   [[nodiscard]] std::int64_t query_projection_size() const { return kv_channels * num_attention_heads; }
   [[nodiscard]] std::int64_t kv_projection_size() const { return kv_channels * num_query_groups; }
   [[nodiscard]] std::int64_t qkv_rows() const { return query_projection_size() + 2 * kv_projection_size(); }
@@ -94,17 +97,17 @@ struct ModelConfig {
 
 /// Mixture-of-experts layers; parsed, validated and estimated, not run yet.
 struct MoeConfig {
-  std::int64_t num_experts = 0;          ///< 0 = dense model
-  std::vector<bool> expert_layer;        ///< one entry a layer; empty for a dense model
-  std::int64_t ffn_hidden_size = 0;      ///< width of one expert
-  std::int64_t shared_expert_size = 0;   ///< total width of the shared experts, 0 = none
+  std::int64_t num_experts = 0;         ///< 0 = dense model
+  std::vector<bool> expert_layer;       ///< one entry a layer; empty for a dense model
+  std::int64_t ffn_hidden_size = 0;     ///< width of one expert
+  std::int64_t shared_expert_size = 0;  ///< total width of the shared experts, 0 = none
   std::int64_t router_topk = 2;
-  std::vector<std::string> load_balancing;     ///< one or more types
-  std::vector<double> aux_loss_coefficients;   ///< one for each type
+  std::vector<std::string> load_balancing;    ///< one or more types
+  std::vector<double> aux_loss_coefficients;  ///< one for each type
   std::optional<double> z_loss_coefficient;
   bool router_pre_softmax = false;
   std::string router_score_function = "softmax";
-  std::string router_dtype;              ///< empty = parameter type
+  std::string router_dtype;  ///< empty = parameter type
   std::optional<double> topk_scaling_factor;
   bool expert_bias = false;
   double expert_bias_update_rate = 1e-3;
@@ -123,35 +126,35 @@ struct MoeConfig {
 /// Sizes of every mesh axis and how gradients travel over them.
 struct ParallelConfig {
   std::int64_t world_size = 1;
-  std::int64_t tensor = 1;               ///< T
-  std::int64_t pipeline = 1;             ///< P
-  std::int64_t context = 1;              ///< C
-  std::int64_t expert = 1;               ///< E
-  std::int64_t expert_tensor = 1;        ///< ETP
-  std::int64_t weight_shards = 1;        ///< --tensor-parallel-num-weight-shards (= T * GTP)
+  std::int64_t tensor = 1;         ///< T
+  std::int64_t pipeline = 1;       ///< P
+  std::int64_t context = 1;        ///< C
+  std::int64_t expert = 1;         ///< E
+  std::int64_t expert_tensor = 1;  ///< ETP
+  std::int64_t weight_shards = 1;  ///< --tensor-parallel-num-weight-shards (= T * GTP)
   std::int64_t expert_weight_shards = 1;
-  std::int64_t gtp = 1;                  ///< weight_shards / tensor
+  std::int64_t gtp = 1;  ///< weight_shards / tensor
   std::int64_t expert_gtp = 1;
-  std::int64_t replicate_data = 1;       ///< D: data parallel size without GTP
-  std::int64_t virtual_pipeline = 0;     ///< virtual stages a rank, 0 = off
+  std::int64_t replicate_data = 1;    ///< D: data parallel size without GTP
+  std::int64_t virtual_pipeline = 0;  ///< virtual stages a rank, 0 = off
   /// Transformer layers of each virtual stage; stage i belongs to pipeline rank i % P.
   std::vector<std::int64_t> stage_layers;
   std::int64_t microbatch_group_size = 1;  ///< interleaved schedule
   bool overlap_p2p = false;                ///< interleaved schedule
   std::vector<std::string> context_comm;   ///< --cp-comm-type: one word, or one a layer
   bool sequence_parallel = false;
-  bool pipeline_before_data = false;     ///< --use-tp-pp-dp-mapping
+  bool pipeline_before_data = false;  ///< --use-tp-pp-dp-mapping
   bool use_distributed_optimizer = false;
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
-  std::int64_t ddp_bucket_size = 0;      ///< elements, 0 = derive
+  std::int64_t ddp_bucket_size = 0;  ///< elements, 0 = derive
   std::int64_t ddp_num_buckets = 0;
   bool average_in_collective = false;
   bool gtp_prefetch = true;              ///< --no-gtp-prefetch turns it off
   bool gtp_async_reduce_scatter = true;  ///< --no-gtp-async-reduce-scatter turns it off
   bool gtp_fp32_accumulation = false;    ///< --gtp-remat-reduce-scatter-with-fp32-accumulation
   Backend backend = Backend::kGloo;
-  bool backend_given = false;            ///< false: choose NCCL where a GPU is visible
+  bool backend_given = false;  ///< false: choose NCCL where a GPU is visible
   double timeout_minutes = 10;
   std::optional<std::int64_t> timeout_seconds_after_init;
 
@@ -165,12 +168,12 @@ struct TrainingConfig {
   std::int64_t global_batch_size = 0;
   std::int64_t eval_micro_batch_size = 0;
   std::int64_t eval_global_batch_size = 0;
-  std::int64_t train_iters = 0;          ///< also set in sample mode
-  std::int64_t train_samples = 0;        ///< > 0 in sample mode
+  std::int64_t train_iters = 0;    ///< also set in sample mode
+  std::int64_t train_samples = 0;  ///< > 0 in sample mode
   /// Sorted (first sample, global batch size); empty without --step-batch-size-schedule.
   std::vector<std::pair<std::int64_t, std::int64_t>> batch_size_schedule;
   bool decrease_batch_size_if_needed = false;
-  std::int64_t eval_interval = 0;        ///< 0 = never during training
+  std::int64_t eval_interval = 0;  ///< 0 = never during training
   std::int64_t eval_iters = 0;
   std::int64_t start_eval_at_iter = 0;
   bool skip_train = false;
@@ -220,14 +223,14 @@ struct OptimizerConfig {
   LrDecayStyle lr_decay_style = LrDecayStyle::kLinear;
   WsdDecayStyle wsd_decay_style = WsdDecayStyle::kExponential;
   double lr_warmup_init = 0;
-  double lr_warmup_samples = 0;          ///< resolved to samples; fractional with --lr-warmup-fraction
-  double lr_decay_samples = 0;           ///< resolved to samples
-  double wsd_decay_samples = 0;          ///< resolved to samples
+  double lr_warmup_samples = 0;  ///< resolved to samples; fractional with --lr-warmup-fraction
+  double lr_decay_samples = 0;   ///< resolved to samples
+  double wsd_decay_samples = 0;  ///< resolved to samples
   double weight_decay = 0.01;
   double start_weight_decay = 0.01;
   double end_weight_decay = 0.01;
   WeightDecayStyle weight_decay_style = WeightDecayStyle::kConstant;
-  double weight_decay_samples = 0;       ///< resolved to samples
+  double weight_decay_samples = 0;  ///< resolved to samples
   bool apply_weight_decay_to_qk_layernorm = false;
   bool override_opt_param_scheduler = false;
   bool use_checkpoint_opt_param_scheduler = false;
@@ -237,9 +240,9 @@ struct OptimizerConfig {
 /// Where samples come from and how they are masked.
 struct DataConfig {
   bool mock = false;
-  std::vector<std::string> data_path;    ///< as given: prefix, weight/prefix pairs, or prefixes
+  std::vector<std::string> data_path;  ///< as given: prefix, weight/prefix pairs, or prefixes
   std::vector<std::string> train_data_path, valid_data_path, test_data_path;
-  std::string split;                     ///< e.g. "969, 30, 1"
+  std::string split;  ///< e.g. "969, 30, 1"
   std::string cache_path;
   bool mmap = true;
   DataloaderType dataloader = DataloaderType::kSingle;
@@ -256,8 +259,8 @@ struct DataConfig {
   std::string tokenizer_model, vocab_file, merge_file;
   std::int64_t vocab_extra_ids = 0;
   std::int64_t tiktoken_num_special_tokens = 1000;
-  std::int64_t eod_id = -1;              ///< resolved from the tokenizer
-  std::int64_t pad_id = -1;              ///< resolved; -1 = none
+  std::int64_t eod_id = -1;  ///< resolved from the tokenizer
+  std::int64_t pad_id = -1;  ///< resolved; -1 = none
   bool operator==(const DataConfig&) const = default;
 };
 
@@ -266,7 +269,7 @@ struct CheckpointConfig {
   std::string save, load, pretrained;
   std::int64_t save_interval = 0;
   std::int64_t save_retain_interval = 0;
-  std::optional<std::int64_t> step;      ///< --ckpt-step
+  std::optional<std::int64_t> step;  ///< --ckpt-step
   bool save_optimizer = true, save_rng = true, load_optimizer = true, load_rng = true;
   bool finetune = false;
   bool exit_on_missing = false;
@@ -275,7 +278,7 @@ struct CheckpointConfig {
   std::optional<std::int64_t> override_iteration;
   std::int64_t non_persistent_interval = 0;
   std::string non_persistent_dir;
-  std::string format = "torch_dist";     ///< torch or torch_dist
+  std::string format = "torch_dist";  ///< torch or torch_dist
   bool auto_detect_format = false;
   std::string strictness = "assume_ok_unexpected";
   bool optimizer_fully_reshardable = false;
@@ -283,7 +286,7 @@ struct CheckpointConfig {
   bool use_checkpoint_parallel_args = false;  ///< --use-mp-args-from-checkpoint-args
   bool use_checkpoint_tokenizer = true;
   bool load_main_params = false;
-  std::string load_hf;                   ///< folder of a Hugging Face model
+  std::string load_hf;  ///< folder of a Hugging Face model
   bool operator==(const CheckpointConfig&) const = default;
 };
 
@@ -296,8 +299,8 @@ struct LoggingConfig {
   bool num_zeros_in_grad = false;
   bool memory = true;
   std::int64_t memory_interval = 0;
-  bool progress = false;                 ///< --log-progress: progress.txt in the save folder
-  std::optional<bool> progress_line;     ///< --log-progress-line: ETA and tokens/s; unset = only on a terminal
+  bool progress = false;              ///< --log-progress: progress.txt in the save folder
+  std::optional<bool> progress_line;  ///< --log-progress-line: ETA and tokens/s; unset = only on a terminal
   std::int64_t timing_level = 0;
   std::string timing_option = "minmax";
   std::string metrics_file;
@@ -324,7 +327,7 @@ struct Config {
   MoeConfig experts;
 
   bool dry_run = false;
-  bool moe = false;                      ///< --num-experts given; parsed and validated, not run yet
+  bool moe = false;  ///< --num-experts given; parsed and validated, not run yet
   /// Argument dump as (name, printed value), sorted case-insensitively; also stored in checkpoints.
   std::vector<std::pair<std::string, std::string>> arguments;
   /// Lines to print once by rank 0, in order (derivations, warnings), as the reference words them.

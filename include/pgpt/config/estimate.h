@@ -10,15 +10,13 @@ namespace pgpt::config {
 
 /// Parameters and bytes of one rank; all ranks of a pipeline stage have the same.
 struct RankEstimate {
-  std::int64_t parameters = 0;      ///< held by the rank, alignment padding of GTP shards included
+  std::int64_t parameters = 0;  ///< held by the rank, alignment padding of GTP shards included
   std::int64_t weight_bytes = 0;
   std::int64_t gradient_bytes = 0;  ///< main gradients
   std::int64_t master_bytes = 0;    ///< fp32 copies of 16-bit weights
   std::int64_t moment_bytes = 0;    ///< m and v, or the momentum
   double activation_bytes = 0;      ///< approximate
-  [[nodiscard]] std::int64_t state_bytes() const {
-    return weight_bytes + gradient_bytes + master_bytes + moment_bytes;
-  }
+  [[nodiscard]] std::int64_t state_bytes() const { return weight_bytes + gradient_bytes + master_bytes + moment_bytes; }
 };
 
 /// Sizes of the whole job.

@@ -32,13 +32,14 @@ struct Choice {
 
 /// One row of the option table: everything that parsing, --help, the argument dump and docs/options.md need.
 struct Option {
-  std::vector<std::string> names;  ///< spellings with their dashes, the documented one first; one '*' makes a family of names
-  std::string destination;         ///< name in the argument dump and in --config files; rows may share one
+  std::vector<std::string>
+      names;                ///< spellings with their dashes, the documented one first; one '*' makes a family of names
+  std::string destination;  ///< name in the argument dump and in --config files; rows may share one
   OptionType type = OptionType::kText;
   ValueCount count = ValueCount::kOne;
-  std::size_t exact_count = 1;                ///< number of values with ValueCount::kExactly
-  bool switch_value = true;                   ///< what a switch stores
-  std::optional<std::string> default_text;    ///< as on the command line (lists separated by blanks); unset = None
+  std::size_t exact_count = 1;              ///< number of values with ValueCount::kExactly
+  bool switch_value = true;                 ///< what a switch stores
+  std::optional<std::string> default_text;  ///< as on the command line (lists separated by blanks); unset = None
   std::string group;
   std::string help;
   Status status = Status::kWorks;

@@ -1,0 +1,68 @@
+#include "support/thread_ranks.h"
+
+#include <exception>
+#include <thread>
+
+#include "pgpt/config/parse.h"
+
+namespace pgpt::test {
+
+std::vector<std::string> split_words(const std::string& text) {
+  std::vector<std::string> words;
+  std::string word;
+  bool quoted = false;
+  bool open = false;
+  for (const char c : text) {
+    if (c == '"') {
+      quoted = !quoted;
+      open = true;
+    } else if (c == ' ' && !quoted) {
+      if (open) words.push_back(word);
+      word.clear();
+      open = false;
+    } else {
+      word += c;
+      open = true;
+    }
+  }
+  if (open) words.push_back(word);
+  return words;
+}
+
+config::Config parse(const std::string& flags, int ranks) {
+  config::ParseContext context;
+  context.world_size = ranks;
+  context.machine.local_world_size = ranks;
+  return config::parse_command_line(split_words(flags), context).config;
+}
+
+std::vector<RankResult> run_ranks(const config::Config& config, int ranks,
+                                  const std::function<void(int rank, training::Trainer& trainer)>& body) {
+  std::vector<std::unique_ptr<comm::World>> worlds = comm::World::connect_threads(ranks);
+  std::vector<RankResult> results(static_cast<std::size_t>(ranks));
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto index = static_cast<std::size_t>(rank);
+      RankResult& result = results[index];
+      try {
+        {
+          training::Trainer trainer(config, *worlds[index], at::kCPU, [&](const std::string& line) { result.lines.push_back(line); });
+          trainer.on_step = [&](const training::StepReport& report) { result.steps.push_back(report); };
+          body(rank, trainer);
+        }
+        worlds[index]->shutdown();
+      } catch (...) {
+        failures[index] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+  return results;
+}
+
+}  // namespace pgpt::test

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "pgpt/config/config.h"
+#include "pgpt/training/trainer.h"
+
+namespace pgpt::test {
+
+/// Parses a command line for a world of `ranks` ranks, as the program does, CPU and gloo.
+[[nodiscard]] config::Config parse(const std::string& flags, int ranks);
+
+/// Everything one rank of a run left behind.
+struct RankResult {
+  std::vector<training::StepReport> steps;
+  std::vector<std::string> lines;
+};
+
+/// Runs `body(rank, trainer)` on `ranks` threads of this process, each with a Trainer over gloo; the first exception is rethrown.
+std::vector<RankResult> run_ranks(const config::Config& config, int ranks,
+                                  const std::function<void(int rank, training::Trainer& trainer)>& body);
+
+/// Splits at blanks; double quotes keep words together.
+[[nodiscard]] std::vector<std::string> split_words(const std::string& text);
+
+}  // namespace pgpt::test
