@@ -1,5 +1,6 @@
 // One rank for the process tests of test_comm_processes.cpp: comm_worker SCENARIO [ARGUMENT...].
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -45,6 +46,59 @@ void sum_once(comm::Communicator& group) {
   if (!at::equal(value, at::full({1000}, expected, at::kFloat))) throw std::runtime_error("wrong sum");
 }
 
+/// Every collective once, with several in flight, in the given device's memory; throws on a wrong result.
+void check_collectives(comm::World& world, comm::Communicator& group, at::Device device) {
+  const int size = group.size();
+  const int self = group.rank();
+  const auto require = [](bool condition, const char* what) {
+    if (!condition) throw std::runtime_error(std::string("wrong result of ") + what);
+  };
+  const auto on_device = [&](at::ScalarType dtype) { return at::TensorOptions().device(device).dtype(dtype); };
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t n : {0, 5, 4096}) {
+      const at::Tensor own = at::full({n}, self + 1, on_device(dtype));
+      at::Tensor gathered = at::zeros({n * size}, on_device(dtype));
+      at::Tensor summed = own.clone();
+      at::Tensor averaged = own.clone();
+      at::Tensor largest = own.clone();
+      const at::Tensor spread =
+          at::arange(size, on_device(dtype)).repeat_interleave(n) + self;  // part r holds r + self
+      at::Tensor scattered = at::zeros({n}, on_device(dtype));
+      at::Tensor exchanged = at::zeros({n * size}, on_device(dtype));
+      at::Tensor sent_around = own.clone();
+      std::vector<comm::Pending> pending;
+      pending.push_back(group.all_gather(gathered, own));
+      pending.push_back(group.all_reduce(summed, comm::ReduceOp::kSum));
+      pending.push_back(group.all_reduce(averaged, comm::ReduceOp::kAverage));
+      pending.push_back(group.all_reduce(largest, comm::ReduceOp::kMax));
+      pending.push_back(group.reduce_scatter(scattered, spread, comm::ReduceOp::kSum));
+      pending.push_back(group.all_to_all(exchanged, spread));
+      pending.push_back(group.broadcast(sent_around, size - 1));
+      for (auto& p : pending) {
+        require(p.active(), "active");
+        p.wait();
+      }
+      at::Tensor received = at::zeros({n}, on_device(dtype));
+      if (self % 2 == 0 && self + 1 < size) group.send(own, self + 1).wait();
+      if (self % 2 == 1) {
+        group.receive(received, self - 1).wait();
+        require(at::equal(received, at::full({n}, self, on_device(dtype))), "send and receive");
+      }
+      const double total = size * (size + 1) / 2.0;
+      require(at::equal(gathered, (at::arange(size, on_device(dtype)) + 1).repeat_interleave(n)), "all_gather");
+      require(at::equal(summed, at::full({n}, total, on_device(dtype))), "sum");
+      require(at::equal(averaged, at::full({n}, total / size, on_device(dtype))), "average");
+      require(at::equal(largest, at::full({n}, size, on_device(dtype))), "maximum");
+      require(at::equal(scattered, at::full({n}, size * self + size * (size - 1) / 2.0, on_device(dtype))),
+              "reduce_scatter");
+      require(at::equal(exchanged, at::arange(size, on_device(dtype)).repeat_interleave(n) + self), "all_to_all");
+      require(at::equal(sent_around, at::full({n}, size, on_device(dtype))), "broadcast");
+    }
+  }
+  auto fast = world.create_group("fast", everybody(world), true);
+  fast->barrier();
+}
+
 void run(std::unique_ptr<comm::World>& world, const std::vector<std::string>& arguments) {
   const std::string scenario = arguments.at(0);
   const auto env = comm::read_launch_environment();
@@ -57,6 +111,26 @@ void run(std::unique_ptr<comm::World>& world, const std::vector<std::string>& ar
       world->shutdown();
       world.reset();
     }
+    say("rank " + std::to_string(env.rank) + " done");
+    return;
+  }
+  if (scenario == "collectives") {  // BACKEND (nccl or gloo) DEVICE (cpu or cuda)
+    auto wanted = options();
+    wanted.backend = arguments.at(1) == "nccl" ? comm::BackendKind::kNccl : comm::BackendKind::kGloo;
+    wanted.tensors_on_gpu = arguments.at(2) == "cuda";
+    at::Device device(at::kCPU);
+    if (wanted.tensors_on_gpu) {
+      const int gpus = comm::visible_gpus();
+      comm::check_device_assignment(env, wanted.backend, gpus);
+      device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(env.local_rank % gpus));
+      c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
+    }
+    world = comm::World::connect(env, wanted);
+    {
+      auto all = world->create_group("data", everybody(*world));
+      check_collectives(*world, *all, device);
+    }
+    world->shutdown();
     say("rank " + std::to_string(env.rank) + " done");
     return;
   }

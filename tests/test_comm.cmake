@@ -5,6 +5,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_precompile_headers(comm_worker REUSE_FROM pgpt_pch)
 endif()
 
-pgpt_test(test_comm TORCH PROCESSORS 2 TIMEOUT 240 SOURCES test_comm.cpp test_comm_launch.cpp test_comm_processes.cpp LINK pgpt_comm)
+pgpt_test(test_comm TORCH PROCESSORS 2 TIMEOUT 240
+  SOURCES test_comm.cpp test_comm_launch.cpp test_comm_processes.cpp
+  LINK pgpt_comm)
 target_compile_definitions(test_comm PRIVATE PGPT_COMM_WORKER="$<TARGET_FILE:comm_worker>")
 add_dependencies(test_comm comm_worker)

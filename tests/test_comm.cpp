@@ -28,7 +28,8 @@ std::vector<int> first_ranks(int size) {
 }
 
 /// Runs `body` on `size` ranks, each a thread; rethrows the first exception.
-void on_ranks(int size, const std::function<void(World&)>& body, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+void on_ranks(int size, const std::function<void(World&)>& body,
+              std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   auto worlds = World::connect_threads(size, timeout);
   std::vector<std::exception_ptr> failures(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -65,15 +66,17 @@ at::Tensor reduced(int size, int64_t numel, at::ScalarType dtype, ReduceOp op) {
   at::Tensor result = data_of(0, numel, at::kDouble == dtype ? dtype : dtype).to(at::kDouble);
   for (int r = 1; r < size; ++r) {
     const at::Tensor next = data_of(r, numel, dtype).to(at::kDouble);
-    result = op == ReduceOp::kMax ? at::maximum(result, next) : op == ReduceOp::kMin ? at::minimum(result, next) : result + next;
+    result = op == ReduceOp::kMax   ? at::maximum(result, next)
+             : op == ReduceOp::kMin ? at::minimum(result, next)
+                                    : result + next;
   }
   if (op == ReduceOp::kAverage) result = result / size;  // 2 and 4 ranks: exact in every floating-point dtype
   return result.to(dtype);
 }
 
 const std::vector<at::ScalarType> kReducible{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kInt, at::kLong};
-const std::vector<at::ScalarType> kMovable{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kInt, at::kLong, at::kByte, at::kBool,
-                                           at::kFloat8_e4m3fn, at::kShort};
+const std::vector<at::ScalarType> kMovable{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,          at::kInt,
+                                           at::kLong,  at::kByte,   at::kBool,     at::kFloat8_e4m3fn, at::kShort};
 const std::vector<int64_t> kSizes{0, 1, 7, 1000};
 
 std::string label(const char* what, int size, at::ScalarType dtype, int64_t numel, ReduceOp op = ReduceOp::kSum) {
@@ -81,7 +84,8 @@ std::string label(const char* what, int size, at::ScalarType dtype, int64_t nume
 }
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && at::equal(a.contiguous().view({-1}).view(at::kByte), b.contiguous().view({-1}).view(at::kByte));
+  return a.sizes() == b.sizes() &&
+         at::equal(a.contiguous().view({-1}).view(at::kByte), b.contiguous().view({-1}).view(at::kByte));
 }
 
 }  // namespace
@@ -118,10 +122,13 @@ TEST_CASE("reduce_scatter equals the serial result, also when the output is a pa
             if (op == ReduceOp::kAverage && !at::isFloatingType(dtype)) continue;
             for (const bool in_place : {false, true}) {
               at::Tensor input = data_of(group->rank(), numel * size, dtype);
-              at::Tensor output = in_place ? input.narrow(0, group->rank() * numel, numel) : at::empty({numel}, input.options());
+              at::Tensor output =
+                  in_place ? input.narrow(0, group->rank() * numel, numel) : at::empty({numel}, input.options());
               group->reduce_scatter(output, input, op).wait();
-              const at::Tensor expected = reduced(size, numel * size, dtype, op).narrow(0, group->rank() * numel, numel);
-              expect(same_bytes(output, expected), label(in_place ? "reduce_scatter in place" : "reduce_scatter", size, dtype, numel, op));
+              const at::Tensor expected =
+                  reduced(size, numel * size, dtype, op).narrow(0, group->rank() * numel, numel);
+              expect(same_bytes(output, expected),
+                     label(in_place ? "reduce_scatter in place" : "reduce_scatter", size, dtype, numel, op));
             }
           }
         }
@@ -159,7 +166,9 @@ TEST_CASE("all_gather, broadcast, all_to_all, send and receive move every dtype 
           }
 
           // Rank s sends part d = its data shifted by d.
-          const auto part = [&](int source, int target) { return data_of(source + 3 * target, numel, at::kLong).to(dtype); };
+          const auto part = [&](int source, int target) {
+            return data_of(source + 3 * target, numel, at::kLong).to(dtype);
+          };
           std::vector<at::Tensor> outgoing;
           std::vector<at::Tensor> incoming;
           for (int r = 0; r < size; ++r) {
@@ -177,7 +186,8 @@ TEST_CASE("all_gather, broadcast, all_to_all, send and receive move every dtype 
           Pending arriving = group->receive(from_previous, previous);
           arriving.wait();
           sent.wait();
-          expect(same_bytes(from_previous, parts[static_cast<size_t>(previous)]), label("send/receive", size, dtype, numel));
+          expect(same_bytes(from_previous, parts[static_cast<size_t>(previous)]),
+                 label("send/receive", size, dtype, numel));
         }
       }
     });
@@ -228,7 +238,8 @@ TEST_CASE("groups may be disjoint parts of the world, and a group of one needs n
     auto columns = world.create_group("columns", r % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3});
     auto alone = world.create_group("alone", {r});
     expect(pairs->global_ranks() == (r < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3}), "members");
-    expect(pairs->name() == "pairs" && pairs->size() == 2 && pairs->rank() == r % 2 && columns->rank() == r / 2, "coordinates");
+    expect(pairs->name() == "pairs" && pairs->size() == 2 && pairs->rank() == r % 2 && columns->rank() == r / 2,
+           "coordinates");
 
     at::Tensor value = at::full({3}, r, at::kFloat);
     pairs->all_reduce(value, ReduceOp::kSum).wait();
@@ -242,7 +253,8 @@ TEST_CASE("groups may be disjoint parts of the world, and a group of one needs n
     Pending pending = alone->all_gather(output, input);
     expect(!pending.active() && at::equal(output, input), "all_gather of one is a copy at launch");
     output.zero_();
-    expect(!alone->reduce_scatter(output, input, ReduceOp::kAverage).active() && at::equal(output, input), "reduce_scatter of one");
+    expect(!alone->reduce_scatter(output, input, ReduceOp::kAverage).active() && at::equal(output, input),
+           "reduce_scatter of one");
     output.zero_();
     expect(!alone->all_to_all(output, input).active() && at::equal(output, input), "all_to_all of one");
     expect(!alone->all_reduce(output, ReduceOp::kAverage).active() && at::equal(output, input), "all_reduce of one");
@@ -283,20 +295,25 @@ TEST_CASE("misuse is an internal error, on every rank before anything is sent", 
     at::Tensor four = at::zeros({4});
     for (auto* g : {group.get(), alone.get()}) {
       expect(refused([&] { g->all_gather(at::zeros({3}), four).wait(); }), "size of all_gather");
-      expect(refused([&] { g->reduce_scatter(at::zeros({3}), four, ReduceOp::kSum).wait(); }), "size of reduce_scatter");
-      expect(refused([&] { g->all_reduce(at::zeros({4, 4}).t().narrow(0, 0, 2), ReduceOp::kSum).wait(); }), "not contiguous");
-      expect(refused([&] { g->all_reduce(at::zeros({4}, at::kInt), ReduceOp::kAverage).wait(); }), "average of integers");
+      expect(refused([&] { g->reduce_scatter(at::zeros({3}), four, ReduceOp::kSum).wait(); }),
+             "size of reduce_scatter");
+      expect(refused([&] { g->all_reduce(at::zeros({4, 4}).t().narrow(0, 0, 2), ReduceOp::kSum).wait(); }),
+             "not contiguous");
+      expect(refused([&] { g->all_reduce(at::zeros({4}, at::kInt), ReduceOp::kAverage).wait(); }),
+             "average of integers");
       expect(refused([&] { g->broadcast(four, g->size()).wait(); }), "root out of range");
       expect(refused([&] { g->send(four, g->rank()).wait(); }), "send to itself");
     }
-    expect(refused([&] { group->reduce_scatter(at::zeros({2}), four, ReduceOp::kMax).wait(); }), "maximum in reduce_scatter");
+    expect(refused([&] { group->reduce_scatter(at::zeros({2}), four, ReduceOp::kMax).wait(); }),
+           "maximum in reduce_scatter");
     expect(refused([&] { group->all_to_all(at::zeros({3}), at::zeros({3})).wait(); }), "parts of all_to_all");
     expect(refused([&] { world.create_group("other", {1 - world.rank()}); }), "group without the caller");
     expect(refused([&] { world.create_group("outside", {0, 1, 2}); }), "rank outside the world");
   });
 }
 
-TEST_CASE("in a world of threads a collective that a rank never joins fails at the timeout and names itself", "[cpu][dist]") {
+TEST_CASE("in a world of threads a collective that a rank never joins fails at the timeout and names itself",
+          "[cpu][dist]") {
   std::string text;
   const auto start = std::chrono::steady_clock::now();
   try {

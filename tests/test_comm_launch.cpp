@@ -47,16 +47,31 @@ void check(const Variables& variables, const Expected& expected) {
   CHECK(env.local_world_size == expected.local_world_size);
 }
 
-const Variables kTorchrun{{"RANK", "3"},           {"WORLD_SIZE", "4"},  {"LOCAL_RANK", "1"},
-                          {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "1234"},
-                          {"TORCHELASTIC_RUN_ID", "job7"}, {"TORCHELASTIC_RESTART_COUNT", "2"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+const Variables kTorchrun{{"RANK", "3"},
+                          {"WORLD_SIZE", "4"},
+                          {"LOCAL_RANK", "1"},
+                          {"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "node0"},
+                          {"MASTER_PORT", "1234"},
+                          {"TORCHELASTIC_RUN_ID", "job7"},
+                          {"TORCHELASTIC_RESTART_COUNT", "2"},
+                          {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 const Variables kPlain{{"RANK", "1"}, {"WORLD_SIZE", "2"}};
-const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "3141"}};
+const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"},
+                         {"OMPI_COMM_WORLD_SIZE", "2"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                         {"PMIX_NAMESPACE", "3141"}};
 const Variables kMpich{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
-const Variables kSlurm{{"SLURM_JOB_ID", "99"}, {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "7"},
-                       {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
-                       {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "1234"}};
+const Variables kSlurm{{"SLURM_JOB_ID", "99"},
+                       {"SLURM_STEP_ID", "0"},
+                       {"SLURM_PROCID", "5"},
+                       {"SLURM_NTASKS", "7"},
+                       {"SLURM_LOCALID", "1"},
+                       {"SLURM_NODEID", "2"},
+                       {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
+                       {"MASTER_ADDR", "node0"},
+                       {"MASTER_PORT", "1234"}};
 
 }  // namespace
 
@@ -75,13 +90,15 @@ TEST_CASE("each launcher's variables give rank, world and place on the node", "[
 }
 
 TEST_CASE("rank 1 of two under Slurm's three basic variables is enough on one node", "[cpu]") {
-  check({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "1"}, {"SLURM_JOB_ID", "4"}}, {"Slurm", 1, 2, 1, 2});
+  check({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_LOCALID", "1"}, {"SLURM_JOB_ID", "4"}},
+        {"Slurm", 1, 2, 1, 2});
 }
 
 TEST_CASE("a Slurm allocation without srun is one rank", "[cpu]") {
   check({{"SLURM_JOB_ID", "99"}, {"SLURM_NTASKS", "8"}, {"SLURM_TASKS_PER_NODE", "4(x2)"}}, {"none", 0, 1, 0, 1});
   // The batch script itself has SLURM_PROCID=0 as well, but is no step.
-  check({{"SLURM_JOB_ID", "99"}, {"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}, {"none", 0, 1, 0, 1});
+  check({{"SLURM_JOB_ID", "99"}, {"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}},
+        {"none", 0, 1, 0, 1});
 }
 
 TEST_CASE("torchrun's names win over those of the launcher that started its agents", "[cpu]") {
@@ -95,8 +112,8 @@ TEST_CASE("a wrapper may export torchrun's names under mpirun as long as both ag
   Variables both = kPlain;
   for (const auto& [name, value] : kOpenMpi) both[name] = value;
   check(both, {"environment", 1, 2, 1, 2});
-  CHECK(refusal(with(both, {{"RANK", "0"}})).find("RANK=0 WORLD_SIZE=2 contradict OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2") !=
-        std::string::npos);
+  CHECK(refusal(with(both, {{"RANK", "0"}}))
+            .find("RANK=0 WORLD_SIZE=2 contradict OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2") != std::string::npos);
   CHECK(refusal(with(both, {{"WORLD_SIZE", "4"}})).find("WORLD_SIZE=4") != std::string::npos);
 }
 
@@ -114,7 +131,8 @@ TEST_CASE("ranks on one node meet on the loopback at a port of the job id", "[cp
   CHECK(first.master_address == "127.0.0.1");
   CHECK(first.master_port >= 10000);
   CHECK(first.master_port < 30000);
-  CHECK(read(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}})).master_port == first.master_port);
+  CHECK(read(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}})).master_port ==
+        first.master_port);
   CHECK(read(with(kOpenMpi, {{"PMIX_NAMESPACE", "3142"}})).master_port != first.master_port);
   CHECK(read(kPlain).master_port == 29500);
   CHECK(read(with(kPlain, {{"MASTER_PORT", "777"}})).master_port == 777);
@@ -157,7 +175,8 @@ TEST_CASE("missing, malformed, out-of-range and contradicting variables are refu
       {with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "maybe"}}), "TORCHELASTIC_USE_AGENT_STORE=maybe"},
       {with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}}, {"MASTER_ADDR"}), "needs MASTER_ADDR"},
       {{{"LOCAL_RANK", "0"}}, "LOCAL_RANK=0 is set but RANK and WORLD_SIZE are not"},
-      {with(kOpenMpi, {}, {"OMPI_COMM_WORLD_RANK"}), "OMPI_COMM_WORLD_RANK is not set although OMPI_COMM_WORLD_SIZE=2 is"},
+      {with(kOpenMpi, {}, {"OMPI_COMM_WORLD_RANK"}),
+       "OMPI_COMM_WORLD_RANK is not set although OMPI_COMM_WORLD_SIZE=2 is"},
       {with(kOpenMpi, {}, {"OMPI_COMM_WORLD_SIZE"}), "OMPI_COMM_WORLD_SIZE is not set"},
       {with(kOpenMpi, {}, {"OMPI_COMM_WORLD_LOCAL_RANK"}), "OMPI_COMM_WORLD_LOCAL_RANK is not set"},
       {with(kOpenMpi, {}, {"OMPI_COMM_WORLD_LOCAL_SIZE"}), "OMPI_COMM_WORLD_LOCAL_SIZE is not set"},
@@ -170,7 +189,8 @@ TEST_CASE("missing, malformed, out-of-range and contradicting variables are refu
       {with(kSlurm, {{"SLURM_PROCID", "7"}}), "SLURM_PROCID=7 is out of range: it must be below SLURM_NTASKS=7"},
       {with(kSlurm, {{"SLURM_PROCID", "x"}}), "SLURM_PROCID=x is not an integer"},
       {with(kSlurm, {}, {"SLURM_LOCALID"}), "SLURM_LOCALID is not set"},
-      {with(kSlurm, {{"SLURM_LOCALID", "2"}}), "SLURM_LOCALID=2 is out of range: it must be below SLURM_STEP_TASKS_PER_NODE=2(x3),1"},
+      {with(kSlurm, {{"SLURM_LOCALID", "2"}}),
+       "SLURM_LOCALID=2 is out of range: it must be below SLURM_STEP_TASKS_PER_NODE=2(x3),1"},
       {with(kSlurm, {{"SLURM_NODEID", "4"}}), "SLURM_NODEID=4 is out of range"},
       {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "2(y3)"}}), "SLURM_STEP_TASKS_PER_NODE=2(y3) is not a list"},
       {with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", ""}}), "SLURM_STEP_TASKS_PER_NODE= is not a list"},

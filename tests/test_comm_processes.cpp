@@ -1,4 +1,5 @@
-// Ranks as processes: normal runs under every launcher, and every way of failing ends all ranks in time with one line each.
+// Ranks as processes: normal runs under every launcher, and every way of failing ends all ranks in time with one line
+// each.
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "pgpt/comm/world.h"
 #include "support/catch.h"
 #include "support/processes.h"
 
@@ -26,7 +28,8 @@ std::vector<std::string> worker(const std::vector<std::string>& arguments) {
 }
 
 Environment timeouts(int rendezvous_ms, int collective_ms) {
-  return {{"PGPT_TEST_RENDEZVOUS_MS", std::to_string(rendezvous_ms)}, {"PGPT_TEST_TIMEOUT_MS", std::to_string(collective_ms)}};
+  return {{"PGPT_TEST_RENDEZVOUS_MS", std::to_string(rendezvous_ms)},
+          {"PGPT_TEST_TIMEOUT_MS", std::to_string(collective_ms)}};
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -47,7 +50,9 @@ void check_end(const Ended& ended, int code, const std::string& part) {
 }
 
 /// Milliseconds since `start`.
-int64_t since(Clock::time_point start) { return std::chrono::duration_cast<Milliseconds>(Clock::now() - start).count(); }
+int64_t since(Clock::time_point start) {
+  return std::chrono::duration_cast<Milliseconds>(Clock::now() - start).count();
+}
 
 /// A program that holds a port and never answers.
 class Holder {
@@ -81,6 +86,51 @@ TEST_CASE("two ranks in plain environments connect, sum and leave without a word
     const std::string name = "rank " + std::to_string(r);
     CHECK(ranks[r].output == name + " of 2 connected by environment\n" + name + " done\n");
   }
+}
+
+TEST_CASE("every collective works between processes, with several in flight", "[cpu][dist]") {
+  for (const auto& ended : run_ranks(2, worker({"collectives", "gloo", "cpu"}), {}, kLimit)) {
+    INFO(describe(ended));
+    CHECK(ended.exit_code == 0);
+  }
+}
+
+TEST_CASE("two ranks may share one GPU through gloo", "[gpu][dist]") {
+  if (pgpt::comm::visible_gpus() < 1) {
+    WARN("no GPU: skipped");
+    return;
+  }
+  for (const auto& ended : run_ranks(2, worker({"collectives", "gloo", "cuda"}), {}, kLimit)) {
+    INFO(describe(ended));
+    CHECK(ended.exit_code == 0);
+  }
+}
+
+TEST_CASE("every collective works through nccl, one GPU a rank, and more ranks than GPUs are refused", "[gpu][dist]") {
+  const int gpus = pgpt::comm::visible_gpus();
+  if (gpus < 1) {
+    WARN("no GPU: skipped");
+    return;
+  }
+  for (const auto& ended : run_ranks(gpus + 1, worker({"collectives", "nccl", "cuda"}), {}, kLimit)) {
+    check_end(ended, 2, "--distributed-backend gloo");
+  }
+  if (gpus < 2) {
+    WARN("one GPU: the rest is skipped");
+    return;
+  }
+  for (const auto& ended : run_ranks(gpus, worker({"collectives", "nccl", "cuda"}), {}, kLimit)) {
+    INFO(describe(ended));
+    CHECK(ended.exit_code == 0);
+    CHECK(count_lines(ended.output, "\n") == 1);  // no watchdog text
+  }
+}
+
+TEST_CASE("Ctrl-C ends a process without a launcher with 130", "[cpu][dist]") {
+  Process alone(worker({"loop"}), {});
+  REQUIRE(alone.wait_for_output("looping", kLimit));
+  alone.signal(SIGINT);
+  check_end(alone.wait(kLimit), 130, "stopped by SIGINT (Ctrl-C)");
 }
 
 TEST_CASE("a process without a launcher is one rank", "[cpu][dist]") {
@@ -160,38 +210,43 @@ TEST_CASE("a rank that is killed is named by the others within seconds, long bef
 
 TEST_CASE("a stopped rank ends the others at the deadline, and itself when it is continued", "[cpu][dist]") {
   constexpr int kDeadline = 2500;
-  for (const int victim : {0, 1}) {
-    Job job(2, worker({"loop"}), timeouts(30'000, kDeadline));
-    REQUIRE(job.rank(victim).wait_for_output("looping", kLimit));
-    const auto start = Clock::now();
-    job.rank(victim).signal(SIGSTOP);
+  // One job loses rank 0, the other rank 1, at the same time.
+  Job first(2, worker({"loop"}), timeouts(30'000, kDeadline));
+  Job second(2, worker({"loop"}), timeouts(30'000, kDeadline));
+  Job* const jobs[] = {&first, &second};
+  for (Job* job : jobs) REQUIRE(job->rank(1).wait_for_output("looping", kLimit));
+  const auto start = Clock::now();
+  for (int victim : {0, 1}) jobs[victim]->rank(victim).signal(SIGSTOP);
+  for (int victim : {0, 1}) {
+    Job& job = *jobs[victim];
     const auto other = job.rank(1 - victim).wait(kLimit);
     CHECK(since(start) >= kDeadline - 100);  // the clock of the watchdog ticks every 25 ms
-    CHECK(since(start) < kDeadline + 10'000);
+    CHECK(since(start) < kDeadline + 15'000);
     check_end(other, 3, "did not finish within 2.5 s");
-    CHECK(contains(other.output, victim == 0 ? "rank 0, which hosts the store at 127.0.0.1:" : "rank 1 does not answer"));
+    CHECK(
+        contains(other.output, victim == 0 ? "rank 0, which hosts the store at 127.0.0.1:" : "rank 1 does not answer"));
     CHECK(contains(other.output, "of group 'data'"));
     CHECK(job.rank(victim).running());
     job.rank(victim).signal(SIGCONT);
-    const auto continued = job.rank(victim).wait(kLimit);
-    check_end(continued, 3, "rank " + std::to_string(1 - victim));
+    check_end(job.rank(victim).wait(kLimit), 3, "rank " + std::to_string(1 - victim));
   }
 }
 
 TEST_CASE("a rank that lives but stays away from a collective is named with what it does", "[cpu][dist]") {
   Job job(2, worker({"idle", "1"}), timeouts(30'000, 2000));
   const auto ranks = job.wait(kLimit);
-  check_end(ranks[0], 3, "rank 1 has not joined: barrier #2 of group 'data' did not finish within 2 s; rank 1 is in a long nap");
+  check_end(ranks[0], 3,
+            "rank 1 has not joined: barrier #2 of group 'data' did not finish within 2 s; rank 1 is in a long nap");
   check_end(ranks[1], 3, "rank 0 gave up: rank 1 has not joined");
 }
 
 TEST_CASE("announced slow work is waited for beyond the deadline, but not for ever", "[cpu][dist]") {
   Job patient(2, worker({"idle", "1", "20000", "2500"}), timeouts(30'000, 1000));
+  Job late(2, worker({"idle", "1", "1000", "60000"}), timeouts(30'000, 1000));
   for (const auto& ended : patient.wait(kLimit)) {
     INFO(describe(ended));
     CHECK(ended.exit_code == 0);
   }
-  Job late(2, worker({"idle", "1", "1000", "60000"}), timeouts(30'000, 1000));
   check_end(late.wait(kLimit)[0], 3, "rank 1 has not joined");
 }
 

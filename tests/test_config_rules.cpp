@@ -414,10 +414,8 @@ TEST_CASE("what cannot run yet is refused after validation, and dry runs go on",
       {"--mtp-num-layers 1", "--mtp-num-layers 1 is not available yet", 1},
       {"--use-distributed-optimizer", "--use-distributed-optimizer with data parallel size 2 is not available yet", 2},
       {"--dataloader-inter-document-masking", "--dataloader-inter-document-masking is not available yet", 1},
-      {"--save D --save-interval 5", "checkpoints are not available yet; remove --save D", 1},
-      {"--load D", "checkpoints are not available yet; remove --load D", 1},
-      {"--pretrained-checkpoint D", "checkpoints are not available yet", 1},
-      {"--load-hf D", "checkpoints are not available yet", 1},
+      {"--load-hf D", "--load-hf D is not available yet", 1},
+      {"--use-mp-args-from-checkpoint-args", "--use-mp-args-from-checkpoint-args is not available yet", 1},
       {"--cuda-graph-impl full_iteration", "--cuda-graph-impl full_iteration is not available yet", 1},
       {"--cuda-graph-impl local --cuda-graph-scope full_iteration",
        "--cuda-graph-impl full_iteration is not available yet", 1},
@@ -433,6 +431,7 @@ TEST_CASE("what cannot run yet is refused after validation, and dry runs go on",
   CHECK(contains(error_of(files + "--data-path 1 P 2 Q"), "--data-path with 4 words"));
   CHECK(error_of(files + "--data-path P") == "");
   CHECK(error_of(kTiny + "--use-distributed-optimizer") == "");
+  CHECK(error_of(kTiny + "--save D --save-interval 5 --load D --pretrained-checkpoint E") == "");
   CHECK(error_of(kTiny + "--use-distributed-optimizer --tensor-parallel-num-weight-shards 2", 2) == "");
 }
 

@@ -109,7 +109,8 @@ TEST_CASE("checksums give the published values", "[cpu]") {
   CHECK(crc_of(std::string("123456789")) == 0xCBF43926U);  // the CRC-32 check value
   const std::string text(1000, 'x');
   const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(text.data()), text.size());
-  for (const std::size_t cut : {0U, 1U, 7U, 8U, 500U}) CHECK(crc32(bytes.subspan(cut), crc32(bytes.first(cut))) == crc32(bytes));
+  for (const std::size_t cut : {0U, 1U, 7U, 8U, 500U})
+    CHECK(crc32(bytes.subspan(cut), crc32(bytes.first(cut))) == crc32(bytes));
   // RFC 1321's own examples, and one across the padding boundary.
   CHECK(md5_hex("") == "d41d8cd98f00b204e9800998ecf8427e");
   CHECK(md5_hex("abc") == "900150983cd24fb0d6963f7d28e17f72");

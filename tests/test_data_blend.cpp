@@ -120,7 +120,8 @@ TEST_CASE("blend lists are told apart, and mixed lists are refused", "[cpu]") {
     const auto entries = c["list"].get<std::vector<std::string>>();
     if (entries == std::vector<std::string>{"1", "a", "x", "b"}) {
       // The reference takes "1" for a prefix here; a list that is half weighted is an error for us.
-      CHECK(contains(error_of<ConfigError>([&] { (void)parse_blend_list(entries, "--data-path"); }), "'x' stands where"));
+      CHECK(
+          contains(error_of<ConfigError>([&] { (void)parse_blend_list(entries, "--data-path"); }), "'x' stands where"));
       continue;
     }
     const BlendList list = parse_blend_list(entries, "--data-path");
@@ -132,7 +133,10 @@ TEST_CASE("blend lists are told apart, and mixed lists are refused", "[cpu]") {
   CHECK(*parse({"1e-3", "a", "+1_000.5", "b"}).weights == std::vector<double>{1e-3, 1000.5});
   CHECK(parse({"1__0", "a"}).prefixes.size() == 2);
   for (const std::string bad : {"0", "-1", "nan", "inf", "1e999"}) {
-    CHECK(contains(error_of<ConfigError>([&] { (void)parse({"1", "a", bad, "b"}); }), "'" + bad + "' must be a positive"));
+    CHECK(contains(error_of<ConfigError>([&] {
+                     (void)parse({"1", "a", bad, "b"});
+                   }),
+                   "'" + bad + "' must be a positive"));
   }
   CHECK(contains(error_of<ConfigError>([&] { (void)parse({"x", "a", "1", "b"}); }), "'x' stands where"));
   CHECK(contains(error_of<ConfigError>([&] { (void)parse({}); }), "at least one"));
@@ -171,8 +175,8 @@ TEST_CASE("whole blends over the corpora equal the reference's", "[cpu]") {
       config.training.eval_iters = 1;
     }
     const Datasets sets = build_datasets(config, resolve_tokenizer(config), counts, {});
-    const std::shared_ptr<const Dataset> found[] = {exhaustive ? sets.valid : sets.train, exhaustive ? nullptr : sets.valid,
-                                                    sets.test};
+    const std::shared_ptr<const Dataset> found[] = {exhaustive ? sets.valid : sets.train,
+                                                    exhaustive ? nullptr : sets.valid, sets.test};
     constexpr const char* kSplits[] = {"train", "valid", "test"};
     for (std::size_t i = 0; i < 3; ++i) {
       const json& expected = c[kSplits[i]];
@@ -184,14 +188,16 @@ TEST_CASE("whole blends over the corpora equal the reference's", "[cpu]") {
       REQUIRE((blended != nullptr) == (expected["kind"] == "blended"));
       if (blended == nullptr) continue;
       CHECK(elements(blended->index().dataset) == expected["dataset_index"].get<std::vector<std::int64_t>>());
-      CHECK(elements(blended->index().dataset_sample) == expected["dataset_sample_index"].get<std::vector<std::int64_t>>());
+      CHECK(elements(blended->index().dataset_sample) ==
+            expected["dataset_sample_index"].get<std::vector<std::int64_t>>());
       for (std::size_t d = 0; d < expected["mid_level"].size(); ++d) {
         const json& part = expected["mid_level"][d];
         const auto& dataset = dynamic_cast<const GptDataset&>(blended->part(d));
         CHECK(dataset.size() == part["length"].get<std::int64_t>());
         CHECK(dataset.order().plan.epochs == part["num_epochs"].get<std::int64_t>());
         CHECK(dataset.request().num_samples.has_value() == !part["num_samples"].is_null());
-        if (dataset.request().num_samples) CHECK(*dataset.request().num_samples == part["num_samples"].get<std::int64_t>());
+        if (dataset.request().num_samples)
+          CHECK(*dataset.request().num_samples == part["num_samples"].get<std::int64_t>());
         CHECK(dataset.request().documents.size() == static_cast<std::int64_t>(part["documents"].size()));
       }
     }

@@ -90,7 +90,8 @@ TEST_CASE("the cyclic sampler gives the reference's batches in this epoch and th
       CyclicSampler sampler(request_of(c, rank), c["data_sharding"]);
       const Batches batches = drain(sampler, static_cast<std::size_t>(left));
       auto expected = c["batches_per_rank"][static_cast<std::size_t>(rank)].get<Batches>();
-      // With a remainder of a micro-batch or more the reference's unsharded order gives low ranks one more and drifts apart.
+      // With a remainder of a micro-batch or more the reference's unsharded order gives low ranks one more and drifts
+      // apart.
       const bool drifts = !c["data_sharding"].get<bool>() && c["total"].get<std::int64_t>() != active;
       REQUIRE(expected.size() >= static_cast<std::size_t>(left));
       CHECK((drifts || expected.size() == static_cast<std::size_t>(left)));
@@ -110,7 +111,8 @@ TEST_CASE("the full-validation sampler gives the reference's items, again and ag
     const std::int64_t total = c["total"];
     if (total < ranks) {
       // The reference lets the ranks without an item die.
-      CHECK(contains(error_of<DataError>([&] { FullValidationSampler(request_of(c, 0)); }), "3 samples for 4 data ranks"));
+      CHECK(contains(error_of<DataError>([&] { FullValidationSampler(request_of(c, 0)); }),
+                     "3 samples for 4 data ranks"));
       continue;
     }
     std::int64_t longest = 0;
@@ -135,8 +137,10 @@ TEST_CASE("all ranks get the same number of batches for every remainder, and no 
           for (std::int64_t rank = 0; rank < ranks; ++rank) {
             const auto request = make_request(total, 0, micro_batch, rank, ranks);
             std::unique_ptr<Sampler> sampler;
-            if (kind == 0) sampler = std::make_unique<SingleSampler>(request);
-            else sampler = std::make_unique<CyclicSampler>(request, kind == 1);
+            if (kind == 0)
+              sampler = std::make_unique<SingleSampler>(request);
+            else
+              sampler = std::make_unique<CyclicSampler>(request, kind == 1);
             const auto count = static_cast<std::size_t>(total / group);
             const Batches batches = drain(*sampler, kind == 0 ? SIZE_MAX : count);
             REQUIRE(batches.size() == count);
@@ -162,7 +166,8 @@ TEST_CASE("the samples of a global batch do not depend on the number of data ran
     for (std::int64_t rank = 0; rank < ranks; ++rank) {
       SingleSampler sampler(make_request(48, 8, 1, rank, ranks));
       for (auto& step : steps) {
-        for (const auto& batch : drain(sampler, static_cast<std::size_t>(8 / ranks))) step.insert(batch.begin(), batch.end());
+        for (const auto& batch : drain(sampler, static_cast<std::size_t>(8 / ranks)))
+          step.insert(batch.begin(), batch.end());
       }
     }
     if (reference.empty()) reference = steps;
@@ -268,7 +273,9 @@ TEST_CASE("a micro-batch carries masks, segments and packed statistics", "[cpu]"
   write_corpus(folder / "c", {{1, 2, 3, 4, e}, {5, 6, 7, e}});
   config::Config config = small_config(folder / "c");
   config.training.train_iters = 1;
-  const auto batch_of = [&](const config::Config& c) { return make_loader(c, build(c).train, Split::kTrain, 0, 1, 0)->next(); };
+  const auto batch_of = [&](const config::Config& c) {
+    return make_loader(c, build(c).train, Split::kTrain, 0, 1, 0)->next();
+  };
 
   const MicroBatch plain = batch_of(config);
   CHECK(plain.attention_mask.empty());

@@ -50,7 +50,8 @@ SampleOptions options_of(const json& c) {
   return options;
 }
 
-GptDataset make(std::shared_ptr<const DocumentSource> source, const OrderRequest& request, const SampleOptions& options) {
+GptDataset make(std::shared_ptr<const DocumentSource> source, const OrderRequest& request,
+                const SampleOptions& options) {
   SampleOrder order = build_order(*source, request);
   return {std::move(source), request, options, std::move(order)};
 }
@@ -75,7 +76,8 @@ TEST_CASE("index arrays and every sample equal the reference's", "[cpu]") {
       // Batch padding, which no sampler asks for, is sample 0 of the first case without loss.
       const json& first = file["cases"][0];
       const Sample sample =
-          make(std::make_shared<IndexedDataset>(golden_path("corpus_a")), request_of(first), options_of(first)).sample(0);
+          make(std::make_shared<IndexedDataset>(golden_path("corpus_a")), request_of(first), options_of(first))
+              .sample(0);
       CHECK(sample.tokens == c["tokens"].get<std::vector<std::int64_t>>());
       CHECK(sample.labels == c["labels"].get<std::vector<std::int64_t>>());
       continue;
@@ -254,7 +256,10 @@ TEST_CASE("mask flags without an EOD id are refused", "[cpu]") {
   const TemporaryFolder folder;
   SampleOptions options;
   options.eod_mask_loss = true;
-  CHECK(contains(error_of<ConfigError>([&] { (void)sample_of(folder, {1, 2, 3}, options); }), "--null-tokenizer-eod-id"));
+  CHECK(contains(error_of<ConfigError>([&] {
+                   (void)sample_of(folder, {1, 2, 3}, options);
+                 }),
+                 "--null-tokenizer-eod-id"));
 }
 
 TEST_CASE("tiny corpora give as many epochs as are needed", "[cpu]") {

@@ -63,6 +63,7 @@ inline std::string read_text(const std::string& path) {
 }
 
 inline void write_text(const std::string& path, const std::string& text) {
+  std::filesystem::remove(path);  // some file systems flush a file that is truncated and written again
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file << text;
 }

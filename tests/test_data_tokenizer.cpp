@@ -74,7 +74,8 @@ TEST_CASE("NullTokenizer's facts follow from the vocabulary size and its overrid
 }
 
 TEST_CASE("other tokenizers can be described by flags alone", "[cpu]") {
-  for (const std::string type : {"HuggingFaceTokenizer", "GPT2BPETokenizer", "Llama2Tokenizer", "TikTokenizer", "SFTTokenizer"}) {
+  for (const std::string type :
+       {"HuggingFaceTokenizer", "GPT2BPETokenizer", "Llama2Tokenizer", "TikTokenizer", "SFTTokenizer"}) {
     config::Config config = tokenizer_config(type, type == "SFTTokenizer" ? "" : "meta-llama/some-hub-name");
     const std::string message = resolve_error(config);
     INFO(message);
@@ -141,7 +142,8 @@ TEST_CASE("a Hugging Face folder gives its size, EOS and pad", "[cpu]") {
   write_text(folder / "tokenizer.model", piece("<unk>", 2) + piece("</s>", 3) + piece("x"));
   write_text(folder / "added_tokens.json", R"({"<pad>": 3})");
   check_facts(resolve_tokenizer(config), 4, 1, -1);
-  CHECK(contains(resolve_error(tokenizer_config("HuggingFaceTokenizer", folder / "tokenizer.model")), "is not a folder"));
+  CHECK(
+      contains(resolve_error(tokenizer_config("HuggingFaceTokenizer", folder / "tokenizer.model")), "is not a folder"));
 }
 
 TEST_CASE("a SentencePiece model gives its pieces, EOS and pad", "[cpu]") {
@@ -234,7 +236,8 @@ TEST_CASE("preprocessing gives the reference's files byte for byte", "[cpu]") {
 
 TEST_CASE("lists of texts become one document of several sequences, and several keys several files", "[cpu]") {
   const TemporaryFolder folder;
-  write_text(folder / "in.jsonl", "{\"text\": [\"1 2\", \"3\"], \"other\": \"9\"}\n{\"text\": [], \"other\": \"8 7\"}\n");
+  write_text(folder / "in.jsonl",
+             "{\"text\": [\"1 2\", \"3\"], \"other\": \"9\"}\n{\"text\": [], \"other\": \"8 7\"}\n");
   PreprocessOptions options = preprocess_options(folder / "in.jsonl", folder / "o");
   options.keys = {"text", "other"};
   options.append_eod = true;
@@ -258,18 +261,21 @@ TEST_CASE("preprocessing errors name file and line and leave nothing behind", "[
     write_text(input, "{\"text\": \"1 2\"}\n" + second_line + "\n");
     const std::string text =
         error_of([&] { (void)preprocess_jsonl(preprocess_options(input, folder / "o"), null_ids(128)); });
-    CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator()) == 1);
+    CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator()) ==
+          1);
     return text;
   };
-  for (const std::string line : {"", "{", "[1]", "{\"other\": \"1\"}", "{\"text\": 5}", "{\"text\": [5]}", "{\"text\": \"x\"}",
-                                 "{\"text\": \"500\"}", "{\"text\": \"-1\"}", "{\"text\": \"\"}"}) {
+  for (const std::string line :
+       {"", "{", "[1]", "{\"other\": \"1\"}", "{\"text\": 5}", "{\"text\": [5]}", "{\"text\": \"x\"}",
+        "{\"text\": \"500\"}", "{\"text\": \"-1\"}", "{\"text\": \"\"}"}) {
     INFO(line);
     CHECK(contains(message(line), input + " line 2: "));
   }
   CHECK(contains(message("{\"other\": \"1\"}"), "no key 'text'"));
   CHECK(contains(message("{\"text\": \"500\"}"), "500 does not lie in [0, 128)"));
-  CHECK(contains(error_of([&] { (void)preprocess_jsonl(preprocess_options(folder / "no", folder / "o"), null_ids(128)); }),
-                 "cannot open"));
+  CHECK(contains(
+      error_of([&] { (void)preprocess_jsonl(preprocess_options(folder / "no", folder / "o"), null_ids(128)); }),
+      "cannot open"));
   PreprocessOptions options = preprocess_options(input, folder / "o");
   options.append_eod = true;
   CHECK(contains(error_of<ConfigError>([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "--append-eod"));

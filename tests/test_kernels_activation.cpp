@@ -1,4 +1,5 @@
-// Activations: values and gradients against autograd, the reference's constants, rounding points, gates, clamp and offset.
+// Activations: values and gradients against autograd, the reference's constants, rounding points, gates, clamp and
+// offset.
 
 #include <cmath>
 
@@ -50,7 +51,8 @@ TEST_CASE("activations and their gradients agree with autograd in fp64", "[cpu]"
           options.clamp = 0.8;
         }
         const bool gated = kind == ActivationKind::kSwiglu || kind == ActivationKind::kQuickGeglu;
-        const at::Tensor x = leaf(random_normal({5, 14}, 1) * 3), bias = with_bias ? leaf(random_normal({14}, 2)) : at::Tensor();
+        const at::Tensor x = leaf(random_normal({5, 14}, 1) * 3),
+                         bias = with_bias ? leaf(random_normal({14}, 2)) : at::Tensor();
         const at::Tensor dy = random_normal({5, gated ? 7 : 14}, 3);
         const at::Tensor expected = reference(x, bias, options);
         expected.backward(dy);
@@ -58,7 +60,8 @@ TEST_CASE("activations and their gradients agree with autograd in fp64", "[cpu]"
         // Some twenty operations on values below 13^2 * 5.
         const double exact = 20 * 13 * 13 * 5 * kRoundoff64;
         require_within(activation_forward(x, bias, options, policy), expected, exact);
-        // The reference's constant 0.1070322243 differs from 3 * 0.79788456 * 0.044715 by 4e-11, times |u|^3 sech^2 < 13^3 and |dy| < 5.
+        // The reference's constant 0.1070322243 differs from 3 * 0.79788456 * 0.044715 by 4e-11, times |u|^3 sech^2 <
+        // 13^3 and |dy| < 5.
         const double constant = std::abs(0.1070322243 - 3 * 0.79788456 * 0.044715);
         const double bound = kind == ActivationKind::kGeluTanh ? exact + constant * 13 * 13 * 13 * 5 : exact;
         const at::Tensor dx = activation_backward(dy, x, bias, options, policy);
@@ -74,14 +77,16 @@ TEST_CASE("the tanh gelu gradient has the reference's constant", "[cpu]") {
   const double expected = 0.5 * u * ((1 - t * t) * (0.79788456 + 0.1070322243 * u * u)) + 0.5 * (1 + t);
   ActivationOptions options;
   options.kind = ActivationKind::kGeluTanh;
-  const at::Tensor dx = activation_backward(at::ones({1, 1}, at::kDouble), at::full({1, 1}, u, at::kDouble), {}, options, {});
+  const at::Tensor dx =
+      activation_backward(at::ones({1, 1}, at::kDouble), at::full({1, 1}, u, at::kDouble), {}, options, {});
   CHECK(std::abs(dx.item<double>() - expected) <= 8 * kRoundoff64 * 2);
 }
 
 TEST_CASE("bf16 activations round once, or bias sum and gate first", "[cpu]") {
   const Policy policy;
   const std::int64_t tokens = 64, width = 128;
-  const at::Tensor x = random_normal({tokens, width}, 1).to(at::kBFloat16), bias = random_normal({width}, 2).to(at::kBFloat16);
+  const at::Tensor x = random_normal({tokens, width}, 1).to(at::kBFloat16),
+                   bias = random_normal({width}, 2).to(at::kBFloat16);
   for (const ActivationKind kind : kKinds) {
     INFO("kind " << static_cast<int>(kind));
     ActivationOptions options;
@@ -89,8 +94,9 @@ TEST_CASE("bf16 activations round once, or bias sum and gate first", "[cpu]") {
     const bool gated = kind == ActivationKind::kSwiglu || kind == ActivationKind::kQuickGeglu;
     const at::Tensor dy = random_normal({tokens, gated ? width / 2 : width}, 3).to(at::kBFloat16);
     const at::Tensor sum = x.to(at::kDouble) + bias.to(at::kDouble), rounded_sum = to_bf16_values(sum);
-    // fp32 errors of some 16 roundoffs move a result over a rounding boundary with probability 16 * 2^-24 / 2^-8 < 1/4000; cancellation
-    // in 1 + tanh and 1 + erf of negative arguments loses up to 8 bits more for the few elements far out: 1 in 100 is a safe limit.
+    // fp32 errors of some 16 roundoffs move a result over a rounding boundary with probability 16 * 2^-24 / 2^-8 <
+    // 1/4000; cancellation in 1 + tanh and 1 + erf of negative arguments loses up to 8 bits more for the few elements
+    // far out: 1 in 100 is a safe limit.
     const std::int64_t allowed = tokens * width / 100;
     at::Tensor results[2];
     for (const bool fused : {true, false}) {
@@ -117,5 +123,22 @@ TEST_CASE("bf16 activations round once, or bias sum and gate first", "[cpu]") {
       require_within(dx, point.grad(), point.grad().abs() * (roundings * 1.01 * kRoundoffBf16) + 32 * 25 * kRoundoff32);
     }
     CHECK(mismatches(results[0], results[1]) > 4 * allowed);
+  }
+}
+
+TEST_CASE("activations do not depend on the blocks of rows they are computed in", "[cpu]") {
+  // 300 rows of 2000 are three blocks on CPU.
+  const at::Tensor x = random_normal({300, 2000}, 1).to(at::kBFloat16),
+                   bias = random_normal({2000}, 2).to(at::kBFloat16);
+  for (const ActivationKind kind : kKinds) {
+    ActivationOptions options;
+    options.kind = kind;
+    const at::Tensor y = activation_forward(x, bias, options, {});
+    const at::Tensor dx = activation_backward(y, x, bias, options, {});
+    for (const std::int64_t first : {0, 130, 150}) {
+      require_equal(y.narrow(0, first, 10), activation_forward(x.narrow(0, first, 10), bias, options, {}));
+      require_equal(dx.narrow(0, first, 10),
+                    activation_backward(y.narrow(0, first, 10), x.narrow(0, first, 10), bias, options, {}));
+    }
   }
 }

@@ -27,7 +27,9 @@ Qkv random_qkv(const Sizes& n, std::uint64_t seed) {
 }
 
 // Heads first, groups repeated.
-at::Tensor heads_of(const at::Tensor& x, std::int64_t nh) { return x.repeat_interleave(nh / x.size(2), 2).transpose(1, 2); }
+at::Tensor heads_of(const at::Tensor& x, std::int64_t nh) {
+  return x.repeat_interleave(nh / x.size(2), 2).transpose(1, 2);
+}
 
 at::Tensor reference(const Qkv& qkv, const at::Tensor& hidden, double scale, const at::Tensor& factors) {
   const std::int64_t nh = qkv.q.size(2);
@@ -49,15 +51,16 @@ void check_against_autograd(const Sizes& n, const at::Tensor& mask, const Attent
   const Qkv random = random_qkv(n, 1);
   const Qkv in{leaf(random.q), leaf(random.k), leaf(random.v)};
   const at::Tensor dout = random_normal({n.b, n.s, n.nh, n.d}, 9);
-  const at::Tensor expected = reference(in, mask.defined() ? mask : causal_mask(n.s), options.scale, factors_of(n, options));
+  const at::Tensor expected =
+      reference(in, mask.defined() ? mask : causal_mask(n.s), options.scale, factors_of(n, options));
   expected.backward(dout);
   const c10::NoGradGuard guard;
   const Policy policy;
   AttentionSaved saved;
   const at::Tensor out = attention_forward({in.q.detach(), in.k.detach(), in.v.detach()}, mask, options, saved, policy);
   const Qkv gradient = attention_backward(dout, saved, policy);
-  // Five chained contractions over at most s or d terms (two of them per-key sums over the queries of a group), of products of at most three
-  // values below 5 with a sum of sqrt(d) * 5 inside the exponential.
+  // Five chained contractions over at most s or d terms (two of them per-key sums over the queries of a group), of
+  // products of at most three values below 5 with a sum of sqrt(d) * 5 inside the exponential.
   const double terms = static_cast<double>(std::max(n.s * n.nh / n.ng, n.d));
   const double bound = gradient_bound(5, terms, 5 * 5 * 5 * 5 * std::sqrt(static_cast<double>(n.d)));
   require_within(out, expected, bound);
@@ -134,7 +137,8 @@ TEST_CASE("grouped queries equal repeated keys and values, their gradients the s
     options.form = form;
     AttentionSaved saved, wide_saved;
     const double bound = gradient_bound(5, 30, 5 * 5 * 5 * 5 * 2);
-    require_within(attention_forward(in, {}, options, saved, {}), attention_forward(wide, {}, options, wide_saved, {}), bound);
+    require_within(attention_forward(in, {}, options, saved, {}), attention_forward(wide, {}, options, wide_saved, {}),
+                   bound);
     const Qkv grouped = attention_backward(dout, saved, {}), repeated = attention_backward(dout, wide_saved, {});
     const auto sum = [&](const at::Tensor& t) { return t.view({n.b, n.s, n.ng, 3, n.d}).sum(3); };
     require_within(grouped.q, repeated.q, bound);
@@ -173,8 +177,9 @@ TEST_CASE("bf16 attention rounds exactly where its form says", "[cpu]") {
   const at::Tensor hidden = causal_mask(n.s);
   const at::Tensor exact_scores = at::matmul(q, k.transpose(2, 3)) * scale;
 
-  // Each result is a bf16 number that an fp32 error of some 2^-20 relative (sums of 64 terms) moves to its neighbour with a probability of
-  // about 2^-20 / 2^-8, and each of the some hundred roundings feeding it likewise at weight 1/64: below 1 element in 50 in all.
+  // Each result is a bf16 number that an fp32 error of some 2^-20 relative (sums of 64 terms) moves to its neighbour
+  // with a probability of about 2^-20 / 2^-8, and each of the some hundred roundings feeding it likewise at weight
+  // 1/64: below 1 element in 50 in all.
   const std::int64_t allowed = in.q.numel() / 50;
   std::vector<at::Tensor> outputs;
   for (const AttentionForm form : kForms) {
@@ -239,7 +244,8 @@ TEST_CASE("the log names the attention implementation that runs", "[cpu]") {
   const Qkv in = random_qkv({1, 4, 2, 2, 8}, 1);
   AttentionOptions options;
   CHECK(attention_implementation(in, {}, options) == "composite (fused form)");
-  CHECK(attention_implementation(in, at::zeros({1, 1, 4, 4}, at::kBool), options) == "composite (fused form, custom mask)");
+  CHECK(attention_implementation(in, at::zeros({1, 1, 4, 4}, at::kBool), options) ==
+        "composite (fused form, custom mask)");
   options.form = AttentionForm::kUnfused;
   CHECK(attention_implementation(in, {}, options) == "composite (unfused, 16-bit probabilities)");
   options.form = AttentionForm::kUnfusedFp32Softmax;

@@ -14,7 +14,8 @@ using namespace pgpt::test;
 
 namespace {
 
-// Median of 20 timed calls after 5 warm ones. Every tensor is larger than the L2 cache or nearly so, and each call touches several.
+// Median of 20 timed calls after 5 warm ones. Every tensor is larger than the L2 cache or nearly so, and each call
+// touches several.
 void report(const char* name, const std::string& shape, double bytes, const std::function<void()>& call) {
   constexpr int kCalls = 20;
   for (int i = 0; i < 5; ++i) call();
@@ -57,9 +58,11 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
   struct Shape {
     std::int64_t tokens, width;
   };
-  for (const auto& [t, h] : {Shape{65536, 768}, Shape{16384, 1600}, Shape{16384, 2048}, Shape{8192, 2560}, Shape{8192, 4096}, Shape{8192, 8192}}) {
+  for (const auto& [t, h] : {Shape{65536, 768}, Shape{16384, 1600}, Shape{16384, 2048}, Shape{8192, 2560},
+                             Shape{8192, 4096}, Shape{8192, 8192}}) {
     const double bytes = 2.0 * static_cast<double>(t * h);
-    const at::Tensor x = normal({t, h}), delta = normal({t, h}), dy = normal({t, h}), weight = normal({h}), bias = normal({h});
+    const at::Tensor x = normal({t, h}), delta = normal({t, h}), dy = normal({t, h}), weight = normal({h}),
+                     bias = normal({h});
     for (const bool rms : {true, false}) {
       const NormOptions options{1e-5, rms, false};
       const at::Tensor b = rms ? at::Tensor() : bias;
@@ -72,20 +75,24 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
     }
     report("column sum", shape_text({t, h}), bytes, [&] { (void)column_sum(x); });
     const DropoutState drop{0.1, 1, 2}, none;
-    report("bias + dropout + add", shape_text({t, h}), 3 * bytes, [&] { (void)bias_dropout_add(x, bias, delta, drop, true, kFast); });
-    report("bias + add", shape_text({t, h}), 3 * bytes, [&] { (void)bias_dropout_add(x, bias, delta, none, true, kFast); });
+    report("bias + dropout + add", shape_text({t, h}), 3 * bytes,
+           [&] { (void)bias_dropout_add(x, bias, delta, drop, true, kFast); });
+    report("bias + add", shape_text({t, h}), 3 * bytes,
+           [&] { (void)bias_dropout_add(x, bias, delta, none, true, kFast); });
   }
   struct Heads {
     std::int64_t b, s, heads, groups, d;
   };
-  for (const auto& [b, s, heads, groups, d] : {Heads{8, 2048, 16, 16, 128}, Heads{2, 4096, 32, 8, 128}, Heads{64, 1024, 12, 12, 64}}) {
+  for (const auto& [b, s, heads, groups, d] :
+       {Heads{8, 2048, 16, 16, 128}, Heads{2, 4096, 32, 8, 128}, Heads{64, 1024, 12, 12, 64}}) {
     RopeOptions options;
     options.dim = d;
     const RopeTable table = make_rope_table(s, options, at::Device(at::kCUDA, 0));
     const at::Tensor packed = normal({b, s, (heads + 2 * groups) * d});
     const auto bytes = static_cast<double>(packed.nbytes());
     const double moved = heads == groups ? 2 * bytes * 2 / 3 : 2 * bytes;
-    report("rope + split", shape_text({b, s, heads, groups, d}), moved, [&] { (void)split_qkv(packed, heads, groups, d, &table, kFast); });
+    report("rope + split", shape_text({b, s, heads, groups, d}), moved,
+           [&] { (void)split_qkv(packed, heads, groups, d, &table, kFast); });
     const Qkv gradient{normal({b, s, heads, d}), normal({b, s, groups, d}), normal({b, s, groups, d})};
     report("rope + merge gradients", shape_text({b, s, heads, groups, d}), 2 * bytes,
            [&] { (void)merge_qkv_gradient(gradient, &table, kFast); });
@@ -98,15 +105,20 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
     gelu.kind = ActivationKind::kGeluTanh;
     erf.kind = ActivationKind::kGeluErf;
     report("SwiGLU", shape_text({t, f}), 3 * bytes, [&] { (void)activation_forward(x, {}, swiglu, kFast); });
-    report("SwiGLU backward", shape_text({t, f}), 5 * bytes, [&] { (void)activation_backward(dy, x, {}, swiglu, kFast); });
-    report("bias + tanh GELU", shape_text({t, f}), 2 * bytes, [&] { (void)activation_forward(single, bias, gelu, kFast); });
-    report("bias + tanh GELU backward", shape_text({t, f}), 3 * bytes, [&] { (void)activation_backward(dy, single, bias, gelu, kFast); });
+    report("SwiGLU backward", shape_text({t, f}), 5 * bytes,
+           [&] { (void)activation_backward(dy, x, {}, swiglu, kFast); });
+    report("bias + tanh GELU", shape_text({t, f}), 2 * bytes,
+           [&] { (void)activation_forward(single, bias, gelu, kFast); });
+    report("bias + tanh GELU backward", shape_text({t, f}), 3 * bytes,
+           [&] { (void)activation_backward(dy, single, bias, gelu, kFast); });
     report("erf GELU", shape_text({t, f}), 2 * bytes, [&] { (void)activation_forward(single, {}, erf, kFast); });
-    report("erf GELU backward", shape_text({t, f}), 3 * bytes, [&] { (void)activation_backward(dy, single, {}, erf, kFast); });
+    report("erf GELU backward", shape_text({t, f}), 3 * bytes,
+           [&] { (void)activation_backward(dy, single, {}, erf, kFast); });
   }
   for (const auto& [t, v] : {Shape{8192, 32000}, Shape{4096, 50304}, Shape{4096, 128256}, Shape{2048, 262144}}) {
     at::Tensor logits = normal({t, v});
-    const at::Tensor labels = at::randint(v, {t}, logits.options().dtype(at::kLong)), scale = at::ones({t}, logits.options().dtype(at::kFloat));
+    const at::Tensor labels = at::randint(v, {t}, logits.options().dtype(at::kLong)),
+                     scale = at::ones({t}, logits.options().dtype(at::kFloat));
     const auto bytes = static_cast<double>(logits.nbytes());
     report("cross entropy", shape_text({t, v}), bytes, [&] { (void)cross_entropy_forward(logits, labels, kFast); });
     report("cross entropy + gradient", shape_text({t, v}), 2 * bytes,
@@ -123,20 +135,24 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
     report("embedding", shape_text({t, h}), 2 * bytes, [&] { (void)embedding_forward(table, ids); });
     report(skewed ? "embedding accumulate (skewed)" : "embedding accumulate", shape_text({t, h}), 5 * bytes,
            [&] { accumulate_embedding_gradient(main, dy, ids, kFast); });
-    report(skewed ? "embedding gradient (skewed)" : "embedding gradient", shape_text({t, h}), bytes + static_cast<double>(table.nbytes()),
-           [&] { (void)embedding_gradient(dy, ids, v, kFast); });
+    report(skewed ? "embedding gradient (skewed)" : "embedding gradient", shape_text({t, h}),
+           bytes + static_cast<double>(table.nbytes()), [&] { (void)embedding_gradient(dy, ids, v, kFast); });
   }
   const std::int64_t n = std::int64_t{1} << 28;
   std::vector<Segment> list;
   for (std::int64_t i = 0; i < 512; ++i) list.push_back({i * n / 512, (i + 1) * n / 512 - 64, 0, 1.0F, 1.0F});
   const SegmentTable segments = make_segment_table(list, at::Device(at::kCUDA, 0));
-  at::Tensor p = normal({n}, at::kFloat), m = normal({n}, at::kFloat), v = normal({n}, at::kFloat).abs_(), w = normal({n});
+  at::Tensor p = normal({n}, at::kFloat), m = normal({n}, at::kFloat), v = normal({n}, at::kFloat).abs_(),
+             w = normal({n});
   const at::Tensor g = normal({n}, at::kFloat), g16 = normal({n});
   const StepScalars scalars{gpu(at::tensor(std::vector<float>{1, 0, 0.1F, 0.05F, 0.1F, 0, 1e-4F, 0}, at::kFloat))};
   const auto elements = static_cast<double>(n);
-  report("AdamW, fp32 gradient", shape_text({n}), 30 * elements, [&] { adam_step(w, p, m, v, g, segments, {}, scalars, kFast); });
-  report("AdamW, bf16 gradient", shape_text({n}), 28 * elements, [&] { adam_step(w, p, m, v, g16, segments, {}, scalars, kFast); });
-  report("SGD, fp32 gradient", shape_text({n}), 22 * elements, [&] { sgd_step(w, p, m, g, segments, 0.9, scalars, kFast); });
+  report("AdamW, fp32 gradient", shape_text({n}), 30 * elements,
+         [&] { adam_step(w, p, m, v, g, segments, {}, scalars, kFast); });
+  report("AdamW, bf16 gradient", shape_text({n}), 28 * elements,
+         [&] { adam_step(w, p, m, v, g16, segments, {}, scalars, kFast); });
+  report("SGD, fp32 gradient", shape_text({n}), 22 * elements,
+         [&] { sgd_step(w, p, m, g, segments, 0.9, scalars, kFast); });
   report("squared norm, fp32", shape_text({n}), 4 * elements, [&] { (void)squared_norm(g, segments, kFast); });
   report("zero count, fp32", shape_text({n}), 4 * elements, [&] { (void)count_zeros(g, segments); });
   report("non-finite, fp32", shape_text({n}), 4 * elements, [&] { (void)has_non_finite(g); });

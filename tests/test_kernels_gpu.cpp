@@ -1,4 +1,5 @@
-// The ATen path on CUDA against the same functions on CPU, cuDNN attention against the composite of its form, and exact random fills.
+// The ATen path on CUDA against the same functions on CPU, cuDNN attention against the composite of its form, and exact
+// random fills.
 
 #include <cmath>
 #include <fstream>
@@ -50,7 +51,8 @@ at::Tensor causal(std::int64_t b, std::int64_t s) {
 
 TEST_CASE("norms, activations and sums give the same values on the GPU", "[gpu]") {
   if (!at::hasCUDA()) return;
-  const at::Tensor x = random_normal({9, 40}, 1), y = random_normal({9, 40}, 2), row = random_normal({40}, 3), other = random_normal({40}, 4);
+  const at::Tensor x = random_normal({9, 40}, 1), y = random_normal({9, 40}, 2), row = random_normal({40}, 3),
+                   other = random_normal({40}, 4);
   for (const bool rms : {false, true}) {
     const NormOptions options{1e-5, rms, true};
     const at::Tensor bias = rms ? at::Tensor() : other;
@@ -76,7 +78,8 @@ TEST_CASE("norms, activations and sums give the same values on the GPU", "[gpu]"
   const DropoutState state{0.3, 0xFEDCBA9876543210ULL, 0x300000004ULL};
   // The mask comes from integer tensors here and from a loop on the CPU: equal bits.
   require_equal(dropout(gpu(x), state, kComposite).cpu(), dropout(x, state, kComposite));
-  require_same(bias_dropout_add(gpu(x), gpu(row), gpu(y), state, true, kComposite), bias_dropout_add(x, row, y, state, true, kComposite));
+  require_same(bias_dropout_add(gpu(x), gpu(row), gpu(y), state, true, kComposite),
+               bias_dropout_add(x, row, y, state, true, kComposite));
 }
 
 TEST_CASE("linear products on the GPU match the exact ones", "[gpu]") {
@@ -101,19 +104,22 @@ TEST_CASE("rope, the QKV layout and composite attention give the same values on 
   const RopeTable host = make_rope_table(20, rope, at::kCPU);
   const RopeTable device{gpu(host.cos), gpu(host.sin), rope};
   const at::Tensor packed = random_normal({2, 20, 2 * 4 * 6}, 1);
-  const Qkv a = split_qkv(gpu(packed), 4, 2, 6, &device, kComposite), b = split_qkv(packed.clone(), 4, 2, 6, &host, kComposite);
+  const Qkv a = split_qkv(gpu(packed), 4, 2, 6, &device, kComposite),
+            b = split_qkv(packed.clone(), 4, 2, 6, &host, kComposite);
   require_same(a.q, b.q);
   require_same(a.k, b.k);
   require_same(merge_qkv_gradient(a, &device, kComposite), merge_qkv_gradient(b, &host, kComposite));
   const at::Tensor dout = random_normal({2, 20, 4, 6}, 2);
-  for (const AttentionForm form : {AttentionForm::kFused, AttentionForm::kUnfused, AttentionForm::kUnfusedFp32Softmax}) {
+  for (const AttentionForm form :
+       {AttentionForm::kFused, AttentionForm::kUnfused, AttentionForm::kUnfusedFp32Softmax}) {
     AttentionOptions options;
     options.form = form;
     options.scale = 0.4;
     options.dropout = 0.2;
     options.dropout_seed = 3;
     AttentionSaved on_gpu, on_cpu;
-    require_same(attention_forward(a, {}, options, on_gpu, kComposite), attention_forward(b, {}, options, on_cpu, kComposite));
+    require_same(attention_forward(a, {}, options, on_gpu, kComposite),
+                 attention_forward(b, {}, options, on_cpu, kComposite));
     const Qkv da = attention_backward(gpu(dout), on_gpu, kComposite), db = attention_backward(dout, on_cpu, kComposite);
     require_same(da.q, db.q);
     require_same(da.k, db.k);
@@ -128,7 +134,8 @@ TEST_CASE("cuDNN attention is the fused form, with groups, masks and repeatable 
     for (const std::int64_t ng : {8, 2}) {
       for (const bool masked : {false, true}) {
         INFO("d " << d << " groups " << ng << " mask " << masked);
-        const Qkv host{random_normal({b, s, nh, d}, 1).to(at::kBFloat16), random_normal({b, s, ng, d}, 2).to(at::kBFloat16),
+        const Qkv host{random_normal({b, s, nh, d}, 1).to(at::kBFloat16),
+                       random_normal({b, s, ng, d}, 2).to(at::kBFloat16),
                        random_normal({b, s, ng, d}, 3).to(at::kBFloat16)};
         const at::Tensor dout = random_normal({b, s, nh, d}, 4).to(at::kBFloat16);
         at::Tensor mask;
@@ -144,10 +151,12 @@ TEST_CASE("cuDNN attention is the fused form, with groups, masks and repeatable 
         const at::Tensor out = attention_forward(device, gpu(mask), options, on_gpu, kComposite);
         REQUIRE(out.is_contiguous());
         const at::Tensor expected = attention_forward(host, mask, options, on_cpu, kComposite);
-        // Both round probabilities and results to bf16 (roundoff 2^-8, in the mean a quarter of it), so they are half a percent apart.
+        // Both round probabilities and results to bf16 (roundoff 2^-8, in the mean a quarter of it), so they are half a
+        // percent apart.
         CHECK(relative_error(out, expected) < 5e-3);
         CHECK(relative_error(on_gpu.log_sum_exp, on_cpu.log_sum_exp) < 1e-5);
-        const Qkv first = attention_backward(gpu(dout), on_gpu, kComposite), second = attention_backward(gpu(dout), on_gpu, kComposite);
+        const Qkv first = attention_backward(gpu(dout), on_gpu, kComposite),
+                  second = attention_backward(gpu(dout), on_gpu, kComposite);
         const Qkv wanted = attention_backward(dout, on_cpu, kComposite);
         CHECK(relative_error(first.q, wanted.q) < 5e-3);
         CHECK(relative_error(first.k, wanted.k) < 5e-3);
@@ -165,14 +174,17 @@ TEST_CASE("loss, embedding and optimizer give the same values on the GPU", "[gpu
   require_same(cross_entropy_forward_backward_(device_logits, gpu(ids), gpu(scale), kComposite),
                cross_entropy_forward_backward_(logits, ids, scale, kComposite));
   require_same(device_logits, logits);
-  require_same(embedding_gradient(gpu(logits), gpu(ids), 13, kComposite), embedding_gradient(logits, ids, 13, kComposite));
+  require_same(embedding_gradient(gpu(logits), gpu(ids), 13, kComposite),
+               embedding_gradient(logits, ids, 13, kComposite));
 
   const std::vector<Segment> list{{0, 1000, 0, 1.0F, 1.0F}, {1024, 5000, 1, 0.0F, 1.0F}, {5056, 6000, 0, 1.0F, 0.0F}};
-  const SegmentTable host = make_segment_table(list, at::kCPU), device = make_segment_table(list, at::Device(at::kCUDA, 0));
+  const SegmentTable host = make_segment_table(list, at::kCPU),
+                     device = make_segment_table(list, at::Device(at::kCUDA, 0));
   REQUIRE(device.device.nbytes() == list.size() * sizeof(Segment));
   const auto values = [](std::uint64_t seed) { return random_normal({6000}, seed).to(at::kFloat); };
   for (const float skip : {0.0F, 1.0F}) {
-    const StepScalars scalars{at::tensor(std::vector<float>{0.5F, skip, 0.1F, 0.001F, 0.1F, 0, 1e-3F, 2e-3F, 0, 0}, at::kFloat)};
+    const StepScalars scalars{
+        at::tensor(std::vector<float>{0.5F, skip, 0.1F, 0.001F, 0.1F, 0, 1e-3F, 2e-3F, 0, 0}, at::kFloat)};
     at::Tensor p = values(1), m = values(2), v = values(3).abs(), w = p.to(at::kBFloat16);
     const at::Tensor g = values(4);
     at::Tensor gp = gpu(p), gm = gpu(m), gv = gpu(v), gw = gpu(w);
@@ -187,12 +199,15 @@ TEST_CASE("loss, embedding and optimizer give the same values on the GPU", "[gpu
       require_equal(gp.cpu(), values(1));
       require_equal(gm.cpu(), values(2));
     }
-    // fp32 on both devices with the same order; single operations may differ by a roundoff of their result (below 5000).
+    // fp32 on both devices with the same order; single operations may differ by a roundoff of their result (below
+    // 5000).
     require_within(gp, p, 1e-2);
     CHECK(relative_error(gp, p) < 64 * kRoundoff32);
     CHECK(relative_error(gm, m) < 64 * kRoundoff32);
     CHECK(relative_error(gv, v) < 64 * kRoundoff32);
-    CHECK(std::abs(squared_norm(gp, device, kComposite).item<double>() / squared_norm(p, host, kComposite).item<double>() - 1) < 1e-5);
+    CHECK(std::abs(squared_norm(gp, device, kComposite).item<double>() /
+                       squared_norm(p, host, kComposite).item<double>() -
+                   1) < 1e-5);
     CHECK(count_zeros(gp, device).item<std::int64_t>() == 0);
     CHECK(has_non_finite(gp).item<float>() == 0.0F);
   }

@@ -45,18 +45,24 @@ TEST_CASE("16-bit products are the exact product rounded once", "[cpu]") {
     // Sizes below and above oneDNN's threshold for small products.
     for (const std::int64_t size : {5, 64}) {
       const std::int64_t tokens = size + 2, inputs = 3 * size, outputs = size;
-      const at::Tensor x = random_normal({tokens, inputs}, 1).to(type.type), w = random_normal({outputs, inputs}, 2).to(type.type);
-      const at::Tensor bias = random_normal({outputs}, 3).to(type.type), dy = random_normal({tokens, outputs}, 4).to(type.type);
+      const at::Tensor x = random_normal({tokens, inputs}, 1).to(type.type),
+                       w = random_normal({outputs, inputs}, 2).to(type.type);
+      const at::Tensor bias = random_normal({outputs}, 3).to(type.type),
+                       dy = random_normal({tokens, outputs}, 4).to(type.type);
       const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble); };
-      // fp32 sums of n exact products: n roundoffs of the sum of absolute values; then one rounding (small results: subnormals of fp16).
-      const auto check = [&](const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& absolute, double terms) {
+      // fp32 sums of n exact products: n roundoffs of the sum of absolute values; then one rounding (small results:
+      // subnormals of fp16).
+      const auto check = [&](const at::Tensor& actual, const at::Tensor& expected, const at::Tensor& absolute,
+                             double terms) {
         REQUIRE(actual.scalar_type() == type.type);
         require_within(actual, expected, expected.abs() * type.roundoff + absolute * (terms * kRoundoff32) + 0x1p-25);
       };
       check(kernels::linear(x, w), wide(x).mm(wide(w).t()), wide(x).abs().mm(wide(w).abs().t()), 3 * size);
-      check(kernels::linear(x, w, bias), wide(x).mm(wide(w).t()) + wide(bias), wide(x).abs().mm(wide(w).abs().t()) + wide(bias).abs(), 3 * size + 1);
+      check(kernels::linear(x, w, bias), wide(x).mm(wide(w).t()) + wide(bias),
+            wide(x).abs().mm(wide(w).abs().t()) + wide(bias).abs(), 3 * size + 1);
       check(linear_input_gradient(dy, w), wide(dy).mm(wide(w)), wide(dy).abs().mm(wide(w).abs()), size);
-      check(linear_weight_gradient(dy, x, type.type), wide(dy).t().mm(wide(x)), wide(dy).t().abs().mm(wide(x).abs()), size + 2);
+      check(linear_weight_gradient(dy, x, type.type), wide(dy).t().mm(wide(x)), wide(dy).t().abs().mm(wide(x).abs()),
+            size + 2);
       check(column_sum(dy), wide(dy).sum(0), wide(dy).abs().sum(0), size + 2);
     }
   }

@@ -23,7 +23,8 @@ at::Tensor random_ids(std::int64_t count, std::int64_t limit, std::uint64_t seed
 TEST_CASE("embedding and its gradient agree with autograd in fp64", "[cpu]") {
   const Policy policy;
   for (const std::int64_t tokens : {1, 50}) {
-    const at::Tensor table = leaf(random_normal({6, 130}, 1)), ids = random_ids(tokens, 6, 2), dy = random_normal({tokens, 130}, 3);
+    const at::Tensor table = leaf(random_normal({6, 130}, 1)), ids = random_ids(tokens, 6, 2),
+                     dy = random_normal({tokens, 130}, 3);
     const at::Tensor expected = at::embedding(table, ids);
     expected.backward(dy);
     const c10::NoGradGuard guard;
@@ -62,7 +63,8 @@ TEST_CASE("cross entropy and its gradient agree with autograd in fp64", "[cpu]")
     std::int64_t tokens, vocabulary;
   };
   for (const Sizes n : {Sizes{1, 5}, Sizes{9, 1003}, Sizes{50, 100003}}) {
-    const at::Tensor logits = leaf(random_normal({n.tokens, n.vocabulary}, 1) * 4), labels = random_ids(n.tokens, n.vocabulary, 2);
+    const at::Tensor logits = leaf(random_normal({n.tokens, n.vocabulary}, 1) * 4),
+                     labels = random_ids(n.tokens, n.vocabulary, 2);
     const at::Tensor scale = random_normal({n.tokens}, 3);
     const at::Tensor expected = -at::log_softmax(logits, 1).gather(1, labels.unsqueeze(1)).squeeze(1);
     expected.backward(scale);
@@ -86,7 +88,8 @@ TEST_CASE("cross entropy of bf16 logits is fp32 inside and rounds the gradient o
   const c10::NoGradGuard guard;
   const at::Tensor loss = cross_entropy_forward(logits, labels, {});
   REQUIRE(loss.scalar_type() == at::kFloat);
-  // Sum of 509 positive values: at most 509 roundoffs relative, so that much absolute in its logarithm; values below 20 elsewhere.
+  // Sum of 509 positive values: at most 509 roundoffs relative, so that much absolute in its logarithm; values below 20
+  // elsewhere.
   const double fp32_error = (509 + 4 * 20) * kRoundoff32;
   require_within(loss, expected, fp32_error);
   require_equal(cross_entropy_forward_backward_(logits, labels, scale, {}), loss);
@@ -136,7 +139,10 @@ TEST_CASE("philox gives the published known answers", "[cpu]") {
   const Answer answers[] = {
       {0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
       {~0ULL, ~0ULL, ~0ULL, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-      {0x299f31d0a4093822ULL, 0x85a308d3243f6a88ULL, 0x0370734413198a2eULL, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+      {0x299f31d0a4093822ULL,
+       0x85a308d3243f6a88ULL,
+       0x0370734413198a2eULL,
+       {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
   };
   for (const Answer& answer : answers) {
     const auto words = kernels::detail::philox(answer.seed, answer.low, answer.high);

@@ -9,7 +9,8 @@ using namespace pgpt::test;
 
 namespace {
 
-at::Tensor reference(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const NormOptions& options) {
+at::Tensor reference(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                     const NormOptions& options) {
   const at::Tensor gain = options.zero_centered ? weight + 1 : weight;
   if (options.rms) return x * (x * x).mean({1}, true).add(options.epsilon).rsqrt() * gain;
   const at::Tensor centered = x - x.mean({1}, true);
@@ -32,7 +33,8 @@ TEST_CASE("norms and their gradients agree with autograd in fp64", "[cpu]") {
   for (const NormOptions& options : all_options()) {
     for (const std::int64_t tokens : {1, 11}) {
       const std::int64_t width = 37;
-      const at::Tensor residual = leaf(random_normal({tokens, width}, 1)), delta = leaf(random_normal({tokens, width}, 2));
+      const at::Tensor residual = leaf(random_normal({tokens, width}, 1)),
+                       delta = leaf(random_normal({tokens, width}, 2));
       const at::Tensor weight = leaf(random_normal({width}, 3));
       const at::Tensor bias = options.rms ? at::Tensor() : leaf(random_normal({width}, 4));
       const at::Tensor dy = random_normal({tokens, width}, 5), skip = random_normal({tokens, width}, 6);
@@ -74,8 +76,10 @@ TEST_CASE("bf16 norms round once and keep fp32 statistics", "[cpu]") {
     REQUIRE(y.scalar_type() == at::kBFloat16);
     REQUIRE(statistics.rstd.scalar_type() == at::kFloat);
     const at::Tensor wide = x.to(at::kDouble);
-    const at::Tensor expected = reference(wide, weight.to(at::kDouble), options.rms ? bias : bias.to(at::kDouble), options);
-    // fp32: mean and variance are sums of `width` values of size 35; after centering (values of size 1) the error of the mean remains.
+    const at::Tensor expected =
+        reference(wide, weight.to(at::kDouble), options.rms ? bias : bias.to(at::kDouble), options);
+    // fp32: mean and variance are sums of `width` values of size 35; after centering (values of size 1) the error of
+    // the mean remains.
     const double fp32_error = width * kRoundoff32 * 35 * 5;
     require_within(y, expected, expected.abs() * kRoundoffBf16 + fp32_error);
   }
@@ -84,7 +88,8 @@ TEST_CASE("bf16 norms round once and keep fp32 statistics", "[cpu]") {
 TEST_CASE("an fp32 residual stream keeps its precision through a 16-bit norm", "[cpu]") {
   const Policy policy;
   const NormOptions options;
-  const at::Tensor residual = random_normal({4, 16}, 1).to(at::kFloat), delta = random_normal({4, 16}, 2).to(at::kBFloat16);
+  const at::Tensor residual = random_normal({4, 16}, 1).to(at::kFloat),
+                   delta = random_normal({4, 16}, 2).to(at::kBFloat16);
   const at::Tensor weight = random_normal({16}, 3).to(at::kBFloat16), bias = random_normal({16}, 4).to(at::kBFloat16);
   at::Tensor sum;
   NormStatistics statistics;
@@ -100,7 +105,8 @@ TEST_CASE("an fp32 residual stream keeps its precision through a 16-bit norm", "
 TEST_CASE("the branch gradient of a norm is rounded before it meets the skip gradient", "[cpu]") {
   const Policy policy;
   const NormOptions options;
-  const at::Tensor x = random_normal({64, 128}, 1).to(at::kBFloat16), dy = random_normal({64, 128}, 2).to(at::kBFloat16);
+  const at::Tensor x = random_normal({64, 128}, 1).to(at::kBFloat16),
+                   dy = random_normal({64, 128}, 2).to(at::kBFloat16);
   const at::Tensor weight = random_normal({128}, 3).to(at::kBFloat16), bias = random_normal({128}, 4).to(at::kBFloat16);
   const at::Tensor skip = random_normal({64, 128}, 5).to(at::kBFloat16);
   NormStatistics statistics;

@@ -16,7 +16,8 @@ constexpr std::int64_t kSize = 150000;
 
 // Two segments with a gap, the second longer than one piece of work; the last is a duplicate that another rank counts.
 SegmentTable segments() {
-  return make_segment_table({{0, 1000, 0, 1.0F, 1.0F}, {1024, 140001, 1, 0.0F, 1.0F}, {140032, kSize, 0, 1.0F, 0.0F}}, at::kCPU);
+  return make_segment_table({{0, 1000, 0, 1.0F, 1.0F}, {1024, 140001, 1, 0.0F, 1.0F}, {140032, kSize, 0, 1.0F, 0.0F}},
+                            at::kCPU);
 }
 
 bool in_a_segment(std::int64_t i) { return i < 1000 || (i >= 1024 && i < 140001) || i >= 140032; }
@@ -82,7 +83,8 @@ TEST_CASE("adam agrees with a scalar loop in double precision", "[cpu]") {
   for (const at::ScalarType weight_type : {at::kBFloat16, at::kHalf, at::kFloat}) {
     for (const at::ScalarType gradient_type : {at::kFloat, at::kBFloat16}) {
       Buffers b = buffers(weight_type, gradient_type);
-      const Buffers before{b.weights.clone(), b.master.clone(), b.first.clone(), b.second.clone(), b.gradient.to(at::kFloat)};
+      const Buffers before{b.weights.clone(), b.master.clone(), b.first.clone(), b.second.clone(),
+                           b.gradient.to(at::kFloat)};
       const float scale = 0.37F, correction1 = 0.271F, correction2 = 0.142625F, decay = 0.1F, rates[2] = {3e-4F, 1e-3F};
       adam_step(b.weights, b.master, b.first, b.second, b.gradient, segments(), options,
                 scalars({scale, 0, correction1, correction2, decay, 0, rates[0], rates[1], 0, 0}), {});
@@ -94,18 +96,23 @@ TEST_CASE("adam agrees with a scalar loop in double precision", "[cpu]") {
         }
         const bool second_group = i >= 1024 && i < 140001;
         const double g = static_cast<double>(data(before.gradient)[i]) * scale;
-        const double m = static_cast<double>(options.beta1) * data(before.first)[i] + (1 - static_cast<double>(options.beta1)) * g;
-        const double v = static_cast<double>(options.beta2) * data(before.second)[i] + (1 - static_cast<double>(options.beta2)) * g * g;
+        const double m =
+            static_cast<double>(options.beta1) * data(before.first)[i] + (1 - static_cast<double>(options.beta1)) * g;
+        const double v = static_cast<double>(options.beta2) * data(before.second)[i] +
+                         (1 - static_cast<double>(options.beta2)) * g * g;
         const double p = data(before.master)[i];
         const double quotient = m / correction1 / (std::sqrt(v / correction2) + options.epsilon);
         const double rate = rates[second_group ? 1 : 0];
         const double expected = p - rate * (quotient + (second_group ? 0.0 : static_cast<double>(decay)) * p);
-        // Per operation one fp32 roundoff of its result. m: 4 operations on |b1 m|, |g| (1 - beta in fp32 is exact within a roundoff of 1,
-        // relative to 0.1 ten roundoffs). Its quotient inherits that, v's error halved, and 6 operations; p the final subtraction.
+        // Per operation one fp32 roundoff of its result. m: 4 operations on |b1 m|, |g| (1 - beta in fp32 is exact
+        // within a roundoff of 1, relative to 0.1 ten roundoffs). Its quotient inherits that, v's error halved, and 6
+        // operations; p the final subtraction.
         const double terms_m = std::abs(data(before.first)[i]) + std::abs(g);
         const double error_m = 6 * kRoundoff32 * terms_m;
-        const double error_q = error_m / correction1 / (std::sqrt(v / correction2) + options.epsilon) + 30 * kRoundoff32 * std::abs(quotient);
-        const double error_p = rate * (error_q + 6 * kRoundoff32 * (std::abs(quotient) + std::abs(p))) + kRoundoff32 * (std::abs(p) + std::abs(expected));
+        const double error_q = error_m / correction1 / (std::sqrt(v / correction2) + options.epsilon) +
+                               30 * kRoundoff32 * std::abs(quotient);
+        const double error_p = rate * (error_q + 6 * kRoundoff32 * (std::abs(quotient) + std::abs(p))) +
+                               kRoundoff32 * (std::abs(p) + std::abs(expected));
         if (!(std::abs(data(b.first)[i] - m) <= error_m)) ++wrong;
         if (!(std::abs(data(b.second)[i] - v) <= 40 * kRoundoff32 * v)) ++wrong;
         if (!(std::abs(data(b.master)[i] - expected) <= error_p)) ++wrong;
@@ -122,7 +129,8 @@ TEST_CASE("adam evaluates the documented order of operations in fp32", "[cpu]") 
   const AdamOptions options;
   Buffers b = buffers(at::kFloat, at::kFloat);
   const Buffers before{{}, b.master.clone(), b.first.clone(), b.second.clone(), b.gradient};
-  adam_step(b.weights, b.master, b.first, b.second, b.gradient, segments(), options, scalars({1, 0, 0.1F, 0.001F, 0.01F, 0, 1e-3F, 1e-3F}), {});
+  adam_step(b.weights, b.master, b.first, b.second, b.gradient, segments(), options,
+            scalars({1, 0, 0.1F, 0.001F, 0.01F, 0, 1e-3F, 1e-3F}), {});
   std::int64_t wrong = 0;
   for (std::int64_t i = 0; i < 1000; ++i) {
     // Separate statements: this file is compiled without contraction too.
@@ -147,7 +155,8 @@ TEST_CASE("a skipped or lr 0 step leaves the bits it must leave", "[cpu]") {
   require_equal(b.first, before.first);
   require_equal(b.second, before.second);
   b.gradient = before.gradient;
-  adam_step(b.weights, b.master, b.first, b.second, b.gradient, segments(), {}, scalars({1, 0, 0.1F, 0.1F, 0.1F, 0, 0, 0}), {});
+  adam_step(b.weights, b.master, b.first, b.second, b.gradient, segments(), {},
+            scalars({1, 0, 0.1F, 0.1F, 0.1F, 0, 0, 0}), {});
   require_equal(b.master, before.master);
   CHECK(mismatches(b.first, before.first) > kSize / 2);
 }
@@ -155,8 +164,10 @@ TEST_CASE("a skipped or lr 0 step leaves the bits it must leave", "[cpu]") {
 TEST_CASE("sgd with momentum follows its formula", "[cpu]") {
   for (const bool first_step : {true, false}) {
     Buffers b = buffers(at::kBFloat16, at::kBFloat16);
-    const Buffers before{b.weights.clone(), b.master.clone(), b.first.clone(), b.second.clone(), b.gradient.to(at::kFloat)};
-    sgd_step(b.weights, b.master, b.first, b.gradient, segments(), 0.9, scalars({0.5F, 0, 1, 1, 0.1F, first_step ? 1.0F : 0.0F, 0.01F, 0.02F}), {});
+    const Buffers before{b.weights.clone(), b.master.clone(), b.first.clone(), b.second.clone(),
+                         b.gradient.to(at::kFloat)};
+    sgd_step(b.weights, b.master, b.first, b.gradient, segments(), 0.9,
+             scalars({0.5F, 0, 1, 1, 0.1F, first_step ? 1.0F : 0.0F, 0.01F, 0.02F}), {});
     const auto check = [&](std::int64_t begin, std::int64_t end, float decay, float rate) {
       const auto part = [&](const at::Tensor& t) { return t.slice(0, begin, end); };
       const at::Tensor g = part(before.gradient) * 0.5F + decay * part(before.master);

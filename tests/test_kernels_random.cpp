@@ -36,12 +36,14 @@ at::Tensor golden_tensor(const StoredTensor& stored) {
   return tensor;
 }
 
-// Largest error of an fp32 draw: the GPU's fast sine and cosine are off by at most 2^-21 or so, the radius is below sqrt(2 * 33 ln 2) = 6.8,
-// and a few roundoffs are ours.
+// Largest error of an fp32 draw: the GPU's fast sine and cosine are off by at most 2^-21 or so, the radius is below
+// sqrt(2 * 33 ln 2) = 6.8, and a few roundoffs are ours.
 double normal_error(double std) { return std * 6.8 * (0x1p-21 + 4 * kRoundoff32); }
 
 // One step of bf16 at |value|: 2^-7 of its power of two.
-at::Tensor bf16_step(const at::Tensor& value) { return at::exp2(at::floor(at::log2(value.abs().clamp_min(1e-30)))) * 0x1p-7; }
+at::Tensor bf16_step(const at::Tensor& value) {
+  return at::exp2(at::floor(at::log2(value.abs().clamp_min(1e-30)))) * 0x1p-7;
+}
 
 }  // namespace
 
@@ -66,7 +68,8 @@ TEST_CASE("CPU normal fills repeat the draws of CUDA generators", "[cpu]") {
     const auto index = entry.at("index").get<std::vector<std::int64_t>>();
     const at::Tensor flat = tensor.flatten();
     check(flat.index_select(0, at::tensor(index, at::kLong)), entry.at("value").get<std::vector<double>>());
-    // fp32: every element within the error. bf16: fewer than 1 in 1000 off by one step, which is below std / 2^7 * 4 for values below 8 std.
+    // fp32: every element within the error. bf16: fewer than 1 in 1000 off by one step, which is below std / 2^7 * 4
+    // for values below 8 std.
     const auto count = static_cast<double>(flat.numel());
     const double sum_error = type == at::kFloat ? count * error : count / 1000 * std / 32;
     CHECK(std::abs(flat.to(at::kDouble).sum().item<double>() - entry.at("sum").get<double>()) <= sum_error);

@@ -73,9 +73,11 @@ TEST_CASE("rope angles follow the fp32 formula, interpolation and llama3 scaling
     require_within(table.cos, cos, bound);
     require_within(table.sin, sin, bound);
   };
-  check(make_rope_table(4096, options, at::kCPU), [&](auto p, auto j) { return static_cast<double>(p) * frequency(j); });
+  check(make_rope_table(4096, options, at::kCPU),
+        [&](auto p, auto j) { return static_cast<double>(p) * frequency(j); });
   options.interpolation_factor = 4;
-  check(make_rope_table(4096, options, at::kCPU), [&](auto p, auto j) { return static_cast<double>(p) * frequency(j) / 4; });
+  check(make_rope_table(4096, options, at::kCPU),
+        [&](auto p, auto j) { return static_cast<double>(p) * frequency(j) / 4; });
   options.interpolation_factor = 0;
   options.llama3_scaling = true;
   options.scaling_factor = 8;
@@ -144,7 +146,8 @@ TEST_CASE("split and merge of packed QKV are inverse and follow the group layout
     require_equal(split.q, turned.q);
     require_equal(split.k, turned.k);
     require_equal(split.v, parts.v);
-    // Turning forth and back: two sums of two products, with fp32 angles whose cos^2 + sin^2 is 1 within 4 fp32 roundoffs.
+    // Turning forth and back: two sums of two products, with fp32 angles whose cos^2 + sin^2 is 1 within 4 fp32
+    // roundoffs.
     require_within(merge_qkv_gradient(split, &table, policy), packed, 5 * 4 * kRoundoff32);
   }
 }

@@ -24,13 +24,6 @@ constexpr std::pair<at::ScalarType, const char*> kDtypes[] = {
     {at::kLong, "I64"},  {at::kHalf, "F16"},  {at::kBFloat16, "BF16"}, {at::kFloat, "F32"}, {at::kDouble, "F64"}};
 constexpr std::uint64_t kMaxHeader = std::uint64_t{1} << 30;
 
-std::string dtype_name(at::ScalarType dtype) {
-  for (const auto& [type, name] : kDtypes) {
-    if (type == dtype) return name;
-  }
-  throw std::logic_error("no safetensors name for this dtype");
-}
-
 /// An output file under a temporary name; renamed by `publish`, removed otherwise.
 class TemporaryFile {
  public:
@@ -72,6 +65,20 @@ class TemporaryFile {
 };
 
 }  // namespace
+
+std::string dtype_name(at::ScalarType dtype) {
+  for (const auto& [type, name] : kDtypes) {
+    if (type == dtype) return name;
+  }
+  throw std::logic_error("no safetensors name for this dtype");
+}
+
+std::optional<at::ScalarType> dtype_named(const std::string& name) {
+  for (const auto& [type, known] : kDtypes) {
+    if (name == known) return type;
+  }
+  return std::nullopt;
+}
 
 void write_safetensors(const std::string& path, const NamedTensors& tensors, const std::map<std::string, std::string>& metadata) {
   json header = json::object();
@@ -126,9 +133,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
       }
       Entry entry;
       const auto type = value.at("dtype").get<std::string>();
-      const auto* const known = std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const auto& d) { return d.second == type; });
-      PGPT_CHECK(DataError, known != std::end(kDtypes), path, ": tensor ", name, " has unknown type ", type);
-      entry.dtype = known->first;
+      const std::optional<at::ScalarType> known = dtype_named(type);
+      PGPT_CHECK(DataError, known, path, ": tensor ", name, " has unknown type ", type);
+      entry.dtype = *known;
       entry.shape = value.at("shape").get<std::vector<std::int64_t>>();
       entry.begin = value.at("data_offsets").at(0).get<std::uint64_t>();
       entry.end = value.at("data_offsets").at(1).get<std::uint64_t>();

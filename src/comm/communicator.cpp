@@ -45,26 +45,32 @@ CommError BackendGroup::failed(const char* operation, uint64_t sequence, const s
   return CommError(concat(operation, " #", sequence, " of group '", record->name, "' failed: ", brief(error)));
 }
 
-void check_contiguous(const at::Tensor& tensor) { PGPT_ASSERT(tensor.defined() && tensor.is_contiguous(), "tensor is not contiguous"); }
+void check_contiguous(const at::Tensor& tensor) {
+  PGPT_ASSERT(tensor.defined() && tensor.is_contiguous(), "tensor is not contiguous");
+}
 
 void check_same_size(const at::Tensor& output, const at::Tensor& input, int size) {
   check_contiguous(output);
   check_contiguous(input);
-  PGPT_ASSERT(output.scalar_type() == input.scalar_type(), "dtypes differ: ", output.scalar_type(), " and ", input.scalar_type());
-  PGPT_ASSERT(output.numel() == input.numel() && input.numel() % size == 0, "sizes ", output.numel(), " and ", input.numel(),
-              " for ", size, " ranks");
+  PGPT_ASSERT(output.scalar_type() == input.scalar_type(), "dtypes differ: ", output.scalar_type(), " and ",
+              input.scalar_type());
+  PGPT_ASSERT(output.numel() == input.numel() && input.numel() % size == 0, "sizes ", output.numel(), " and ",
+              input.numel(), " for ", size, " ranks");
 }
 
 void check_gather(const at::Tensor& output, const at::Tensor& input, int size) {
   check_contiguous(output);
   check_contiguous(input);
-  PGPT_ASSERT(output.scalar_type() == input.scalar_type(), "dtypes differ: ", output.scalar_type(), " and ", input.scalar_type());
-  PGPT_ASSERT(output.numel() == input.numel() * size, "output has ", output.numel(), " elements, input ", input.numel(), ", ranks ", size);
+  PGPT_ASSERT(output.scalar_type() == input.scalar_type(), "dtypes differ: ", output.scalar_type(), " and ",
+              input.scalar_type());
+  PGPT_ASSERT(output.numel() == input.numel() * size, "output has ", output.numel(), " elements, input ", input.numel(),
+              ", ranks ", size);
 }
 
 void check_reduce(const at::Tensor& tensor, ReduceOp op) {
   check_contiguous(tensor);
-  PGPT_ASSERT(op != ReduceOp::kAverage || tensor.is_floating_point(), "the average of ", tensor.scalar_type(), " is not defined");
+  PGPT_ASSERT(op != ReduceOp::kAverage || tensor.is_floating_point(), "the average of ", tensor.scalar_type(),
+              " is not defined");
   PGPT_ASSERT(tensor.scalar_type() != at::kBool && !tensor.is_complex(), "cannot reduce ", tensor.scalar_type());
 }
 
@@ -109,9 +115,7 @@ class SingleCommunicator final : public Communicator {
     check_same_size(output, input, 1);
     return copied(output, input);
   }
-  Pending send(at::Tensor /*tensor*/, int peer) override {
-    PGPT_ASSERT(false, "send to ", peer, " in a group of one");
-  }
+  Pending send(at::Tensor /*tensor*/, int peer) override { PGPT_ASSERT(false, "send to ", peer, " in a group of one"); }
   Pending receive(at::Tensor /*tensor*/, int peer) override {
     PGPT_ASSERT(false, "receive from ", peer, " in a group of one");
   }

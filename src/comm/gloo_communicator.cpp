@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
@@ -7,8 +8,9 @@
 #include "pgpt/base/error.h"
 
 #ifdef PGPT_WITH_CUDA
-#include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <c10/cuda/CUDAStream.h>
+
+#include <ATen/cuda/CUDAGraphsUtils.cuh>
 #endif
 
 namespace pgpt::comm {
@@ -18,7 +20,8 @@ struct GlooDevice::Impl {
 };
 
 GlooDevice::GlooDevice(const std::string& address) : impl(std::make_shared<Impl>()) {
-  impl->device = address.empty() ? c10d::ProcessGroupGloo::createDefaultDevice() : c10d::ProcessGroupGloo::createDeviceForHostname(address);
+  impl->device = address.empty() ? c10d::ProcessGroupGloo::createDefaultDevice()
+                                 : c10d::ProcessGroupGloo::createDeviceForHostname(address);
 }
 
 BackendGroupPtr open_gloo_group(const GroupSetup& setup, const GlooDevice& device) {
@@ -113,7 +116,8 @@ class GlooCommunicator final : public Communicator {
     c10d::ReduceScatterOptions options;
     options.reduceOp = c10d::ReduceOp::SUM;
     options.timeout = group_->timeout;
-    return launch(std::move(state), [&](c10d::Backend& backend) { return backend._reduce_scatter_base(out, in, options); });
+    return launch(std::move(state),
+                  [&](c10d::Backend& backend) { return backend._reduce_scatter_base(out, in, options); });
   }
 
   Pending all_reduce(at::Tensor tensor, ReduceOp op) override {
@@ -149,8 +153,9 @@ class GlooCommunicator final : public Communicator {
     std::vector<int64_t> equal_parts;
     c10d::AllToAllOptions options;
     options.timeout = group_->timeout;
-    return launch(std::move(state),
-                  [&](c10d::Backend& backend) { return backend.alltoall_base(out, in, equal_parts, equal_parts, options); });
+    return launch(std::move(state), [&](c10d::Backend& backend) {
+      return backend.alltoall_base(out, in, equal_parts, equal_parts, options);
+    });
   }
 
   Pending send(at::Tensor tensor, int peer) override { return move(std::move(tensor), peer, "send"); }
@@ -194,13 +199,15 @@ class GlooCommunicator final : public Communicator {
 
   Pending move(at::Tensor tensor, int peer, const char* operation) {
     check_contiguous(tensor);
-    PGPT_ASSERT(peer >= 0 && peer < size() && peer != rank(), "peer ", peer, " of rank ", rank(), " in a group of ", size());
+    PGPT_ASSERT(peer >= 0 && peer < size() && peer != rank(), "peer ", peer, " of rank ", rank(), " in a group of ",
+                size());
     auto state = begin(operation, {tensor});
     if (tensor.numel() == 0) return Pending(std::move(state));
     std::vector<at::Tensor> tensors{as_bytes(tensor)};
     const bool sends = operation[0] == 's';
-    return launch(std::move(state),
-                  [&](c10d::Backend& backend) { return sends ? backend.send(tensors, peer, 0) : backend.recv(tensors, peer, 0); });
+    return launch(std::move(state), [&](c10d::Backend& backend) {
+      return sends ? backend.send(tensors, peer, 0) : backend.recv(tensors, peer, 0);
+    });
   }
 
   BackendGroupPtr group_;
@@ -307,7 +314,9 @@ class StagedCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_gloo_communicator(BackendGroupPtr group) { return std::make_unique<GlooCommunicator>(std::move(group)); }
+std::unique_ptr<Communicator> make_gloo_communicator(BackendGroupPtr group) {
+  return std::make_unique<GlooCommunicator>(std::move(group));
+}
 
 std::unique_ptr<Communicator> make_staged_communicator(BackendGroupPtr group) {
   return std::make_unique<StagedCommunicator>(std::move(group));

@@ -24,20 +24,22 @@ class Reader {
   std::optional<int> integer(const std::string& name, int lowest, int highest) const {
     const auto value = get_(name);
     if (!value) return std::nullopt;
-    PGPT_CHECK(ConfigError, !value->empty(), "environment variable ", name, " is set but empty; unset it or give it an integer");
+    PGPT_CHECK(ConfigError, !value->empty(), "environment variable ", name,
+               " is set but empty; unset it or give it an integer");
     int number = 0;
     const char* end = value->data() + value->size();
     const auto [stop, failure] = std::from_chars(value->data(), end, number);
-    PGPT_CHECK(ConfigError, failure != std::errc::invalid_argument && stop == end, "environment variable ", name, "=", *value,
-               " is not an integer");
-    PGPT_CHECK(ConfigError, failure == std::errc() && number >= lowest && number <= highest, "environment variable ", name, "=",
-               *value, " is out of range: it must lie in ", lowest, "..", highest);
+    PGPT_CHECK(ConfigError, failure != std::errc::invalid_argument && stop == end, "environment variable ", name, "=",
+               *value, " is not an integer");
+    PGPT_CHECK(ConfigError, failure == std::errc() && number >= lowest && number <= highest, "environment variable ",
+               name, "=", *value, " is out of range: it must lie in ", lowest, "..", highest);
     return number;
   }
 
   int required(const std::string& name, int lowest, int highest, const std::string& because) const {
     const auto number = integer(name, lowest, highest);
-    PGPT_CHECK(ConfigError, number.has_value(), "environment variable ", name, " is not set although ", because, "; export ", name);
+    PGPT_CHECK(ConfigError, number.has_value(), "environment variable ", name, " is not set although ", because,
+               "; export ", name);
     return *number;
   }
 
@@ -45,7 +47,9 @@ class Reader {
   const GetEnvironment& get_;
 };
 
-std::string setting(const Reader& env, const std::string& name) { return name + "=" + env.text(name).value_or("(unset)"); }
+std::string setting(const Reader& env, const std::string& name) {
+  return name + "=" + env.text(name).value_or("(unset)");
+}
 
 /// A launcher's rank and size variables.
 struct RankNames {
@@ -61,9 +65,11 @@ void read_rank_and_size(const Reader& env, const RankNames& names, LaunchEnviron
              " is out of range: it must be below ", setting(env, names.size));
 }
 
-void check_local(const Reader& env, const std::string& rank_name, const std::string& size_name, const LaunchEnvironment& out) {
+void check_local(const Reader& env, const std::string& rank_name, const std::string& size_name,
+                 const LaunchEnvironment& out) {
   PGPT_CHECK(ConfigError, out.local_rank < out.local_world_size, "environment variable ", setting(env, rank_name),
-             " is out of range: it must be below ", setting(env, size_name), " (", out.local_world_size, " ranks on this node)");
+             " is out of range: it must be below ", setting(env, size_name), " (", out.local_world_size,
+             " ranks on this node)");
   PGPT_CHECK(ConfigError, out.local_world_size <= out.world_size, "environment variable ", setting(env, size_name),
              " contradicts the ", out.world_size, " ranks of the whole job");
   PGPT_CHECK(ConfigError, out.local_rank <= out.rank || out.local_world_size < out.world_size, "environment variable ",
@@ -75,9 +81,9 @@ void check_agreement(const Reader& env, const RankNames& other, const LaunchEnvi
   if (!env.has(other.rank) || !env.has(other.size)) return;
   const int rank = *env.integer(other.rank, 0, kMaxRanks);
   const int size = *env.integer(other.size, 1, kMaxRanks);
-  PGPT_CHECK(ConfigError, rank == out.rank && size == out.world_size, "environment variables ", setting(env, "RANK"), " ",
-             setting(env, "WORLD_SIZE"), " contradict ", setting(env, other.rank), " ", setting(env, other.size), " of ",
-             other.launcher, "; unset one set");
+  PGPT_CHECK(ConfigError, rank == out.rank && size == out.world_size, "environment variables ", setting(env, "RANK"),
+             " ", setting(env, "WORLD_SIZE"), " contradict ", setting(env, other.rank), " ", setting(env, other.size),
+             " of ", other.launcher, "; unset one set");
 }
 
 bool is_loopback(const std::string& address) {
@@ -87,7 +93,9 @@ bool is_loopback(const std::string& address) {
 /// Ranks per node from Slurm's list such as "2(x3),1", for node `node`.
 int slurm_tasks_of_node(const Reader& env, const std::string& name, int node) {
   const std::string list = *env.text(name);
-  const auto malformed = [&] { return ConfigError(concat("environment variable ", name, "=", list, " is not a list like 4(x2),3")); };
+  const auto malformed = [&] {
+    return ConfigError(concat("environment variable ", name, "=", list, " is not a list like 4(x2),3"));
+  };
   size_t at = 0;
   const auto number = [&]() {
     int value = 0;
@@ -112,8 +120,8 @@ int slurm_tasks_of_node(const Reader& env, const std::string& name, int node) {
     if (list[at] != ',') throw malformed();
     ++at;
   }
-  throw ConfigError(concat("environment variable ", setting(env, "SLURM_NODEID"), " is out of range: ", name, "=", list, " has ",
-                           first, " nodes"));
+  throw ConfigError(concat("environment variable ", setting(env, "SLURM_NODEID"), " is out of range: ", name, "=", list,
+                           " has ", first, " nodes"));
 }
 
 const RankNames kTorchrun{"torchrun", "RANK", "WORLD_SIZE"};
@@ -137,8 +145,8 @@ void read_torchrun(const Reader& env, LaunchEnvironment& out) {
   if (elastic) {
     out.job_id = *env.text("TORCHELASTIC_RUN_ID") + "/" + env.text("TORCHELASTIC_RESTART_COUNT").value_or("0");
     const auto agent = env.text("TORCHELASTIC_USE_AGENT_STORE");
-    PGPT_CHECK(ConfigError, !agent || *agent == "True" || *agent == "False", "environment variable TORCHELASTIC_USE_AGENT_STORE=",
-               agent.value_or(""), " is neither True nor False");
+    PGPT_CHECK(ConfigError, !agent || *agent == "True" || *agent == "False",
+               "environment variable TORCHELASTIC_USE_AGENT_STORE=", agent.value_or(""), " is neither True nor False");
     out.store_from_agent = agent.value_or("False") == "True";
   } else {
     // Under a real torchrun the other names belong to the launcher of its agents; by hand they must agree.
@@ -229,15 +237,19 @@ void read_rendezvous(const Reader& env, LaunchEnvironment& out) {
   PGPT_CHECK(ConfigError, !address || !address->empty(), "environment variable MASTER_ADDR is set but empty");
   const bool one_node = out.local_world_size == out.world_size;
   if (!one_node && (!address || !port)) {
-    const std::string missing = !address && !port ? "MASTER_ADDR and MASTER_PORT are" : !address ? "MASTER_ADDR is" : "MASTER_PORT is";
-    throw ConfigError(concat(missing, " not set although the ", out.world_size, " ranks span several nodes (", out.local_world_size,
-                             " on this one): export MASTER_ADDR=<host of rank 0> and MASTER_PORT=<free port there> on every rank",
-                             out.launcher == "Slurm"
-                                 ? ", e.g. MASTER_ADDR=$(scontrol show hostnames \"$SLURM_STEP_NODELIST\" | head -n 1)"
-                                 : out.launcher == "Open MPI" ? ", e.g. with mpirun -x MASTER_ADDR -x MASTER_PORT" : ""));
+    const std::string missing = !address && !port ? "MASTER_ADDR and MASTER_PORT are"
+                                : !address        ? "MASTER_ADDR is"
+                                                  : "MASTER_PORT is";
+    throw ConfigError(concat(
+        missing, " not set although the ", out.world_size, " ranks span several nodes (", out.local_world_size,
+        " on this one): export MASTER_ADDR=<host of rank 0> and MASTER_PORT=<free port there> on every rank",
+        out.launcher == "Slurm" ? ", e.g. MASTER_ADDR=$(scontrol show hostnames \"$SLURM_STEP_NODELIST\" | head -n 1)"
+        : out.launcher == "Open MPI" ? ", e.g. with mpirun -x MASTER_ADDR -x MASTER_PORT"
+                                     : ""));
   }
-  PGPT_CHECK(ConfigError, !out.store_from_agent || (address && port), "environment variable TORCHELASTIC_USE_AGENT_STORE=True needs ",
-             !address ? "MASTER_ADDR" : "MASTER_PORT", ", which is not set");
+  PGPT_CHECK(ConfigError, !out.store_from_agent || (address && port),
+             "environment variable TORCHELASTIC_USE_AGENT_STORE=True needs ", !address ? "MASTER_ADDR" : "MASTER_PORT",
+             ", which is not set");
   out.master_address = address.value_or("127.0.0.1");
   out.master_port = port.value_or(port_of_job(out.job_id));
 }

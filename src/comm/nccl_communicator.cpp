@@ -9,9 +9,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+
+#include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
@@ -20,7 +21,8 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// NCCL's average multiplies by 1/size before the sum; gloo's after it. Equal bits for powers of two unless values underflow.
+/// NCCL's average multiplies by 1/size before the sum; gloo's after it. Equal bits for powers of two unless values
+/// underflow.
 c10d::ReduceOp reduce_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::kAverage:
@@ -35,10 +37,24 @@ c10d::ReduceOp reduce_op(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
-[[noreturn]] void throw_failure(const BackendGroup& group, const char* operation, uint64_t sequence, const std::exception& error) {
+[[noreturn]] void throw_failure(const BackendGroup& group, const char* operation, uint64_t sequence,
+                                const std::exception& error) {
   const auto found = group.watchdog->explain(*group.record, operation, sequence, brief(error));
   if (found.rank_lost) throw CommError(found.text);
   throw DeviceError(found.text);
+}
+
+/// Runs on the watchdog's thread, which must neither open a context on device 0 nor break a graph capture in another
+/// thread.
+bool poll(const cuda::Event& event, int device) {
+  thread_local bool prepared = false;
+  if (!prepared) {
+    PGPT_CUDA_CHECK(cudaSetDevice(device));
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    PGPT_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+    prepared = true;
+  }
+  return event.done();
 }
 
 /// A collective on the communicator's stream.
@@ -138,8 +154,8 @@ class NcclCommunicator final : public Communicator {
     auto state = std::make_unique<NcclState>();
     state->end = std::make_shared<cuda::Event>();
     for (const auto& tensor : tensors) {
-      PGPT_ASSERT(tensor.is_cuda() && tensor.device().index() == stream_.device_index(), "tensor on ", tensor.device(), " in a group of cuda:",
-                  static_cast<int>(stream_.device_index()));
+      PGPT_ASSERT(tensor.is_cuda() && tensor.device().index() == stream_.device_index(), "tensor on ", tensor.device(),
+                  " in a group of cuda:", static_cast<int>(stream_.device_index()));
     }
     const c10::cuda::CUDAGuard device(stream_.device_index());
     const bool nothing = tensors.front().numel() == 0;
@@ -161,14 +177,17 @@ class NcclCommunicator final : public Communicator {
     }
     state->end->record(stream_.stream());
     if (at::cuda::currentStreamCaptureStatusMayInitCtx() == at::cuda::CaptureStatus::None) {
-      group_->watchdog->watch_device_work(group_->record, operation, sequence, [end = state->end] { return end->done(); });
+      const int index = stream_.device_index();
+      group_->watchdog->watch_device_work(group_->record, operation, sequence,
+                                          [end = state->end, index] { return poll(*end, index); });
     }
     return Pending(std::move(state));
   }
 
   Pending move(at::Tensor tensor, int peer, const char* operation) {
     check_contiguous(tensor);
-    PGPT_ASSERT(peer >= 0 && peer < size() && peer != rank(), "peer ", peer, " of rank ", rank(), " in a group of ", size());
+    PGPT_ASSERT(peer >= 0 && peer < size() && peer != rank(), "peer ", peer, " of rank ", rank(), " in a group of ",
+                size());
     const bool sends = operation[0] == 's';
     return launch(operation, {tensor}, [&](c10d::Backend& backend) {
       std::vector<at::Tensor> tensors{as_bytes(tensor)};
@@ -190,6 +209,7 @@ BackendGroupPtr open_nccl_group(const GroupSetup& setup) {
   group->watchdog = setup.watchdog;
   auto options = c10d::ProcessGroupNCCL::Options::create(setup.high_priority);
   options->timeout = setup.timeout;
+  options->config.blocking = 1;  // a bound device would otherwise select NCCL's non-blocking mode
   options->group_name = setup.record->name;
   for (const int rank : setup.record->ranks) options->global_ranks_in_group.push_back(static_cast<uint64_t>(rank));
   const Watchdog::Section section(setup.watchdog, setup.record, "creation", 0);
@@ -213,9 +233,9 @@ std::unique_ptr<Communicator> make_nccl_communicator(BackendGroupPtr group, bool
 
 void silence_torch_nccl_watchdog() {
   // torchrun sets the first one itself, so values from outside are overwritten.
-  for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ENABLE_MONITORING",
-                           "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_PROPAGATE_ERROR", "TORCH_NCCL_DESYNC_DEBUG",
-                           "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_TRACE_BUFFER_SIZE",
+  for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT",
+                           "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_PROPAGATE_ERROR",
+                           "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_TRACE_BUFFER_SIZE",
                            "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN"}) {
     ::setenv(name, "0", 1);
   }
@@ -241,11 +261,13 @@ void synchronize_device() {
 namespace pgpt::comm {
 
 BackendGroupPtr open_nccl_group(const GroupSetup& /*setup*/) {
-  throw ConfigError("--distributed-backend nccl: this build has no CUDA (PGPT_CUDA=OFF); use --distributed-backend gloo");
+  throw ConfigError(
+      "--distributed-backend nccl: this build has no CUDA (PGPT_CUDA=OFF); use --distributed-backend gloo");
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(BackendGroupPtr /*group*/, bool /*high_priority*/) {
-  throw ConfigError("--distributed-backend nccl: this build has no CUDA (PGPT_CUDA=OFF); use --distributed-backend gloo");
+  throw ConfigError(
+      "--distributed-backend nccl: this build has no CUDA (PGPT_CUDA=OFF); use --distributed-backend gloo");
 }
 
 void silence_torch_nccl_watchdog() {}

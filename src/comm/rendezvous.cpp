@@ -1,19 +1,18 @@
 #include "rendezvous.h"
 
 #include <arpa/inet.h>
+#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include <fstream>
 #include <sstream>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "pgpt/base/error.h"
 
@@ -40,7 +39,9 @@ std::string join_fields(const Fields&... fields) {
   return out.str();
 }
 
-std::string encode(const PeerIdentity& peer) { return join_fields(peer.host, peer.pid, peer.start_time, peer.local_rank); }
+std::string encode(const PeerIdentity& peer) {
+  return join_fields(peer.host, peer.pid, peer.start_time, peer.local_rank);
+}
 
 PeerIdentity decode_peer(const std::string& text) {
   const auto parts = split(text);
@@ -57,6 +58,8 @@ struct Progress {
   std::atomic<Stage> stage{Stage::kResolving};
   std::atomic<bool> abandoned{false};
 };
+
+const char* host_of_store(const LaunchEnvironment& env) { return env.store_from_agent ? "torchrun's agent" : "rank 0"; }
 
 class Joiner {
  public:
@@ -89,8 +92,8 @@ class Joiner {
         pause(milliseconds(100));
       }
     }
-    throw CommError(concat("rank ", env_.rank, " could not join the job at ", result_.address, " within ", seconds_text(timeout_), ": ",
-                           last_error));
+    throw CommError(concat("rank ", env_.rank, " could not join the job at ", result_.address, " within ",
+                           seconds_text(timeout_), ": ", last_error));
   }
 
  private:
@@ -124,7 +127,8 @@ class Joiner {
     } catch (const std::exception& error) {
       const std::string text = error.what();
       PGPT_CHECK(CommError, text.find("EADDRINUSE") == std::string::npos, "rank 0 cannot listen on ", result_.address,
-                 " (MASTER_PORT=", env_.master_port, "): the port is in use by another program or another job's rank 0; choose another MASTER_PORT");
+                 " (MASTER_PORT=", env_.master_port,
+                 "): the port is in use by another program or another job's rank 0; choose another MASTER_PORT");
       throw CommError(concat("rank 0 cannot host the store at ", result_.address, ": ", brief(error),
                              " (MASTER_ADDR must name the host that rank 0 runs on)"));
     }
@@ -135,8 +139,9 @@ class Joiner {
     progress_->stage = Stage::kConnecting;
     while (!reachable(addresses)) {
       if (late()) {
-        throw CommError(concat("rank ", env_.rank, " could not connect to ", result_.address, " (MASTER_ADDR, MASTER_PORT) within ",
-                               seconds_text(timeout_), ": rank 0 has not started there, or the network does not let it through"));
+        throw CommError(concat("rank ", env_.rank, " could not connect to ", result_.address,
+                               " (MASTER_ADDR, MASTER_PORT) within ", seconds_text(timeout_), ": ", host_of_store(env_),
+                               " has not started there, or the network does not let it through"));
       }
       pause(milliseconds(50));
     }
@@ -145,7 +150,8 @@ class Joiner {
       auto first = c10::make_intrusive<c10d::TCPStore>(env_.master_address, store_options(false));
       use(first, c10::make_intrusive<c10d::TCPStore>(env_.master_address, store_options(false)));
     } catch (const std::exception& error) {
-      throw std::runtime_error(concat("what listens there does not answer as a job's store (another program on MASTER_PORT?): ", brief(error)));
+      throw std::runtime_error(concat(
+          "what listens there does not answer as a job's store (another program on MASTER_PORT?): ", brief(error)));
     }
   }
 
@@ -158,7 +164,8 @@ class Joiner {
       addrinfo hints{};
       hints.ai_socktype = SOCK_STREAM;
       addrinfo* found = nullptr;
-      const int status = ::getaddrinfo(env_.master_address.c_str(), std::to_string(env_.master_port).c_str(), &hints, &found);
+      const int status =
+          ::getaddrinfo(env_.master_address.c_str(), std::to_string(env_.master_port).c_str(), &hints, &found);
       if (status == 0) return {found, ::freeaddrinfo};
       PGPT_CHECK(CommError, Clock::now() < give_up, "environment variable MASTER_ADDR=", env_.master_address,
                  " cannot be resolved to an address: ", ::gai_strerror(status));
@@ -210,18 +217,20 @@ class Joiner {
       pause(milliseconds(20));
     }
     const auto parts = split(store.get_to_str(key));
-    PGPT_CHECK(CommError, parts.size() == 3, "the store at ", result_.address, " does not belong to this program; choose another MASTER_PORT");
+    PGPT_CHECK(CommError, parts.size() == 3, "the store at ", result_.address,
+               " does not belong to this program; choose another MASTER_PORT");
     check_not_ending(store);
     const bool same_job = parts[1] == env_.job_id;
     if (parts[0] != std::to_string(env_.world_size)) {
-      const std::string text = concat("the job at ", result_.address, " has ", parts[0], " ranks, but rank ", env_.rank, " (",
-                                      name_process(own_identity(env_.local_rank)), ") was started with WORLD_SIZE=", env_.world_size,
-                                      ": give all ranks one WORLD_SIZE, and each job its own MASTER_PORT");
+      const std::string text =
+          concat("the job at ", result_.address, " has ", parts[0], " ranks, but rank ", env_.rank, " (",
+                 name_process(own_identity(env_.local_rank)), ") was started with WORLD_SIZE=", env_.world_size,
+                 ": give all ranks one WORLD_SIZE, and each job its own MASTER_PORT");
       if (same_job) fail_while_joining(store, text);
       throw CommError(text);
     }
-    PGPT_CHECK(CommError, same_job, "the store at ", result_.address, " belongs to job '", parts[1], "', this rank to job '", env_.job_id,
-               "': give each job its own MASTER_PORT");
+    PGPT_CHECK(CommError, same_job, "the store at ", result_.address, " belongs to job '", parts[1],
+               "', this rank to job '", env_.job_id, "': give each job its own MASTER_PORT");
   }
 
   void claim_rank(c10d::Store& store) {
@@ -239,8 +248,9 @@ class Joiner {
         pause(milliseconds(50));
       }
     }
-    const std::string text = concat("rank ", env_.rank, " exists twice at ", result_.address, ": ", other, " and ", name_process(self),
-                                    "; every process needs its own RANK, and every job its own MASTER_PORT");
+    const std::string text =
+        concat("rank ", env_.rank, " exists twice at ", result_.address, ": ", other, " and ", name_process(self),
+               "; every process needs its own RANK, and every job its own MASTER_PORT");
     fail_while_joining(store, text);
     throw CommError(text);
   }
@@ -273,8 +283,8 @@ class Joiner {
     for (size_t i = 0; i < absent.size() && i < 16; ++i) names << (i == 0 ? "" : ", ") << absent[i];
     if (absent.size() > 16) names << " and " << absent.size() - 16 << " more";
     const std::string text = concat(absent.size() == 1 ? "rank " : "ranks ", names.str(), " of ", env_.world_size,
-                                    absent.size() == 1 ? " has" : " have", " not arrived at ", result_.address, " within ",
-                                    seconds_text(timeout_), " of rank ", env_.rank, "'s start");
+                                    absent.size() == 1 ? " has" : " have", " not arrived at ", result_.address,
+                                    " within ", seconds_text(timeout_), " of rank ", env_.rank, "'s start");
     fail_while_joining(store, text);
     return CommError(text);
   }
@@ -301,7 +311,8 @@ class Joiner {
 
   /// The previous job on this port has ended and its store is about to close: not a mistake, just early.
   void check_not_ending(c10d::Store& store) const {
-    if (store.add(kLeavingKey, 0) > 0) throw std::runtime_error("the store at " + result_.address + " belongs to a job that is ending");
+    if (store.add(kLeavingKey, 0) > 0)
+      throw std::runtime_error("the store at " + result_.address + " belongs to a job that is ending");
   }
 
   const LaunchEnvironment env_;
@@ -316,21 +327,23 @@ std::string stuck_message(const LaunchEnvironment& env, Stage stage, millisecond
   const std::string time = seconds_text(timeout);
   switch (stage) {
     case Stage::kResolving:
-      return concat("environment variable MASTER_ADDR=", env.master_address, " was not resolved to an address within ", time);
+      return concat("environment variable MASTER_ADDR=", env.master_address, " was not resolved to an address within ",
+                    time);
     case Stage::kConnecting:
       return concat("rank ", env.rank, " could not connect to ", where, " (MASTER_ADDR, MASTER_PORT) within ", time);
     case Stage::kTalking:
       if (env.rank == 0 && !env.store_from_agent) {
-        return concat("rank 0 listens on port ", env.master_port, " but cannot reach itself as ", where, " within ", time,
-                      ": MASTER_ADDR must name the host that rank 0 runs on");
+        return concat("rank 0 listens on port ", env.master_port, " but cannot reach itself as ", where, " within ",
+                      time, ": MASTER_ADDR must name the host that rank 0 runs on");
       }
       return concat("the program at ", where, " takes connections but does not answer as a job's store within ", time,
-                    ": another program holds MASTER_PORT, or rank 0 is stopped");
+                    ": another program holds MASTER_PORT, or ", host_of_store(env), " is stopped");
     case Stage::kHandshake:
     case Stage::kArriving:
       break;
   }
-  return concat("the store at ", where, " stopped answering while rank ", env.rank, " joined (", time, "): rank 0 is stopped or lost");
+  return concat("the store at ", where, " stopped answering while rank ", env.rank, " joined (", time,
+                "): ", host_of_store(env), " is stopped or lost");
 }
 
 }  // namespace
@@ -370,7 +383,8 @@ PeerIdentity own_identity(int local_rank) {
 }
 
 Failure publish_failure(c10d::Store& store, const Failure& failure) {
-  store.compareSet(kFailureKey, "", join_fields(static_cast<int>(failure.kind), failure.rank, failure.exit_code, failure.text, "end"));
+  store.compareSet(kFailureKey, "",
+                   join_fields(static_cast<int>(failure.kind), failure.rank, failure.exit_code, failure.text, "end"));
   return read_failure(store).value_or(failure);
 }
 
@@ -396,8 +410,8 @@ Rendezvous join(StoreWorker& worker, const LaunchEnvironment& env, milliseconds 
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw CommError(concat("rank ", env.rank, " lost the store at ", env.master_address, ":", env.master_port, " while joining: ",
-                           brief(error)));
+    throw CommError(concat("rank ", env.rank, " lost the store at ", env.master_address, ":", env.master_port,
+                           " while joining: ", brief(error)));
   }
   return std::move(*result);
 }

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "pgpt/comm/launch.h"
@@ -43,8 +42,8 @@ inline constexpr const char* kLeavingKey = "leaving";
 struct Failure {
   enum class Kind { kFailed, kLost, kSignal };
   Kind kind = Kind::kFailed;
-  int rank = 0;           ///< the rank that published it
-  int exit_code = 3;      ///< what the other ranks return
+  int rank = 0;       ///< the rank that published it
+  int exit_code = 3;  ///< what the other ranks return
   std::string text;
 };
 
@@ -53,8 +52,8 @@ Failure publish_failure(c10d::Store& store, const Failure& failure);
 /// Reads the published failure, if any.
 std::optional<Failure> read_failure(c10d::Store& store);
 
-/// Joins the job through `worker`. Throws CommError, or ConfigError for settings that contradict between ranks, within `timeout` plus
-/// one second; the worker may then still hang in a store call.
+/// Joins the job through `worker`. Throws CommError, or ConfigError for settings that contradict between ranks, within
+/// `timeout` plus one second; the worker may then still hang in a store call.
 Rendezvous join(StoreWorker& worker, const LaunchEnvironment& env, std::chrono::milliseconds timeout);
 
 /// The first line of a libtorch error, without its back trace.

@@ -41,7 +41,7 @@ void install_signal_handlers() {
   if (installed) return;
   installed = true;
   first_signal = 0;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);

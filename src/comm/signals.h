@@ -2,7 +2,8 @@
 
 namespace pgpt::comm {
 
-/// Installs handlers for SIGINT and SIGTERM: the first one is noted, a second one ends the process at once with 128 + its number.
+/// Installs handlers for SIGINT and SIGTERM: the first one is noted, a second one ends the process at once with 128 +
+/// its number.
 void install_signal_handlers();
 /// Puts the previous handlers back.
 void restore_signal_handlers();

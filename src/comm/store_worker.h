@@ -11,8 +11,9 @@
 
 namespace pgpt::comm {
 
-/// One thread for everything that may block inside the store. Nobody waits for it without a limit: when a call never returns, because
-/// the store's host is stopped or silent, the thread is abandoned (detached) and the process goes on to its end.
+/// One thread for everything that may block inside the store. Nobody waits for it without a limit: when a call never
+/// returns, because the store's host is stopped or silent, the thread is abandoned (detached) and the process goes on
+/// to its end.
 class StoreWorker {
  public:
   using Task = std::function<void()>;

@@ -4,17 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
-#include <sstream>
 
 #include "pgpt/base/error.h"
 #include "pgpt/base/log.h"
 #include "signals.h"
-
-#ifdef PGPT_WITH_CUDA
-#include <cuda_runtime_api.h>
-#endif
+#include "watchdog_state.h"
 
 namespace pgpt::comm {
 namespace {
@@ -27,103 +22,10 @@ constexpr milliseconds kBeat{200};
 constexpr milliseconds kLead{1500};  // first look at the heartbeats, this long before the deadline
 constexpr milliseconds kAnswer{1500};
 constexpr milliseconds kAckLimit{1000};
-constexpr char kSeparator = '\x1f';
 
 std::string beat_key(int rank) { return "beat/" + std::to_string(rank); }
 
-std::string one_line(std::string text) {
-  for (char& c : text) {
-    if (c == '\n' || c == '\r' || c == kSeparator) c = ' ';
-  }
-  return text;
-}
-
-std::string name_operation(const Operation& operation) {
-  if (!operation.group) return operation.name;
-  if (operation.sequence == 0) return concat(operation.name, " of group '", operation.group->name, "'");
-  return concat(operation.name, " #", operation.sequence, " of group '", operation.group->name, "'");
-}
-
-std::string name_ranks(const std::vector<int>& ranks) {
-  std::ostringstream out;
-  out << (ranks.size() == 1 ? "rank " : "ranks ");
-  for (size_t i = 0; i < ranks.size() && i < 8; ++i) out << (i == 0 ? "" : ", ") << ranks[i];
-  if (ranks.size() > 8) out << " and " << ranks.size() - 8 << " more";
-  return out.str();
-}
-
-const char* signal_name(int number) { return number == SIGINT ? "SIGINT (Ctrl-C)" : number == SIGTERM ? "SIGTERM" : "a signal"; }
-
 }  // namespace
-
-/// A rank's published state.
-struct Watchdog::Status {
-  uint64_t beat = 0;
-  std::string activity;
-  std::string doing;                  ///< operation in progress, may be empty
-  milliseconds slow_allowance{0};
-  std::map<int, uint64_t> sequences;  ///< by group id
-
-  static Status parse(const std::string& text) {
-    Status status;
-    std::stringstream in(text);
-    std::string field;
-    const auto next = [&] {
-      std::getline(in, field, kSeparator);
-      return field;
-    };
-    status.beat = std::stoull(next());
-    status.activity = next();
-    status.doing = next();
-    status.slow_allowance = milliseconds(std::stoll(next()));
-    while (std::getline(in, field, kSeparator)) {
-      const size_t equals = field.find('=');
-      if (equals != std::string::npos) status.sequences[std::stoi(field)] = std::stoull(field.substr(equals + 1));
-    }
-    return status;
-  }
-};
-
-/// All ranks' states at one moment, filled in by the store worker.
-struct Watchdog::Snapshot {
-  std::atomic<bool> ready{false};
-  std::vector<std::optional<Status>> ranks;
-};
-
-/// Everything that both threads touch; outlives the watchdog when the store worker is abandoned.
-struct Watchdog::State {
-  std::mutex mutex;
-  bool stopping = false;
-  milliseconds timeout{0};
-  milliseconds slow_allowance{0};
-  std::string activity = "starting";
-  std::list<Operation> operations;
-  std::map<int, GroupPtr> groups;
-  uint64_t next_key = 1;
-  std::optional<Failure> failure;  ///< as read from the store
-  std::string store_error;
-  std::vector<int> local_peers;  ///< ranks whose processes this host can see; used by the worker only
-  uint64_t beat = 0;             ///< used by the worker only
-
-  std::atomic<bool> closing{false};
-  /// Milliseconds that the monitor was running: a stopped process does not age.
-  std::atomic<int64_t> clock_ms{0};
-
-  /// What this rank publishes; see `Status::parse`.
-  std::string status() {
-    const std::lock_guard lock(mutex);
-    std::ostringstream out;
-    std::string doing;
-    if (!operations.empty()) {
-      const auto& first = operations.front();
-      doing = concat(name_operation(first), " for ", seconds_text(milliseconds(clock_ms - first.started_ms)));
-    }
-    out << beat << kSeparator << one_line(activity) << kSeparator << one_line(doing) << kSeparator << slow_allowance.count()
-        << kSeparator;
-    for (const auto& [id, group] : groups) out << id << '=' << group->sequence.load() << kSeparator;
-    return out.str();
-  }
-};
 
 Watchdog::Watchdog(Setup setup)
     : rank_(setup.rank),
@@ -142,39 +44,41 @@ void Watchdog::start_heartbeat() {
   const auto& self = all[static_cast<size_t>(rank_)];
   for (int r = 0; r < world_size_; ++r) {
     const auto& peer = all[static_cast<size_t>(r)];
-    if (r != rank_ && peer.host == self.host && process_start_time(peer.pid) == peer.start_time) state_->local_peers.push_back(r);
+    if (r != rank_ && peer.host == self.host && process_start_time(peer.pid) == peer.start_time)
+      state_->local_peers.push_back(r);
   }
   // The task may outlive this object inside an abandoned worker: it owns all that it uses.
-  worker_->every(kBeat, [state = state_, store = rendezvous_.worker_store, rank = rank_, size = world_size_, peers = all] {
-    try {
-      ++state->beat;
-      store->set(beat_key(rank), state->status());
-      {
-        const std::lock_guard lock(state->mutex);
-        if (state->failure) return;
-      }
-      auto failure = read_failure(*store);
-      for (const int r : state->local_peers) {
-        if (failure || state->closing) break;
-        const auto& peer = peers[static_cast<size_t>(r)];
-        if (process_start_time(peer.pid) == peer.start_time) continue;
-        // It may have failed with a word, or left in good order since the last look.
-        failure = read_failure(*store);
-        if (failure || store->add(kLeavingKey, 0) >= size) break;
-        failure = publish_failure(*store, {Failure::Kind::kLost, rank, 3,
-                                           concat("rank ", r, " (process ", peer.pid, " on ", peer.host,
-                                                  ") has ended without a word: killed or crashed")});
-      }
-      if (!failure) return;
-      store->add(kFailureAcksKey, 1);
-      const std::lock_guard lock(state->mutex);
-      state->failure = failure;
-    } catch (const std::exception& error) {
-      const std::lock_guard lock(state->mutex);
-      state->store_error = brief(error);
-      throw;
-    }
-  });
+  worker_->every(kBeat,
+                 [state = state_, store = rendezvous_.worker_store, rank = rank_, size = world_size_, peers = all] {
+                   try {
+                     ++state->beat;
+                     store->set(beat_key(rank), state->status());
+                     {
+                       const std::lock_guard lock(state->mutex);
+                       if (state->failure) return;
+                     }
+                     auto failure = read_failure(*store);
+                     for (const int r : state->local_peers) {
+                       if (failure || state->closing) break;
+                       const auto& peer = peers[static_cast<size_t>(r)];
+                       if (process_start_time(peer.pid) == peer.start_time) continue;
+                       // It may have failed with a word, or left in good order since the last look.
+                       failure = read_failure(*store);
+                       if (failure || store->add(kLeavingKey, 0) >= size) break;
+                       failure = publish_failure(*store, {Failure::Kind::kLost, rank, 3,
+                                                          concat("rank ", r, " (process ", peer.pid, " on ", peer.host,
+                                                                 ") has ended without a word: killed or crashed")});
+                     }
+                     if (!failure) return;
+                     store->add(kFailureAcksKey, 1);
+                     const std::lock_guard lock(state->mutex);
+                     state->failure = failure;
+                   } catch (const std::exception& error) {
+                     const std::lock_guard lock(state->mutex);
+                     state->store_error = brief(error);
+                     throw;
+                   }
+                 });
 }
 
 Watchdog::~Watchdog() {
@@ -209,13 +113,15 @@ void Watchdog::set_slow(milliseconds allowance) {
   state_->slow_allowance = allowance;
 }
 
-Watchdog::Section::Section(Watchdog* watchdog, GroupPtr group, const char* operation, uint64_t sequence) : watchdog_(watchdog) {
+Watchdog::Section::Section(Watchdog* watchdog, GroupPtr group, const char* operation, uint64_t sequence)
+    : watchdog_(watchdog) {
   if (watchdog_ == nullptr) return;
   const std::lock_guard lock(watchdog_->state_->mutex);
   if (group) watchdog_->state_->groups.try_emplace(group->id, group);
   const int64_t now = watchdog_->state_->clock_ms;
-  entry_ = watchdog_->state_->operations.insert(watchdog_->state_->operations.end(),
-                                         {watchdog_->state_->next_key++, std::move(group), operation, sequence, now, 0, {}});
+  entry_ = watchdog_->state_->operations.insert(
+      watchdog_->state_->operations.end(),
+      {watchdog_->state_->next_key++, std::move(group), operation, sequence, now, 0, {}});
 }
 
 Watchdog::Section::~Section() {
@@ -227,12 +133,11 @@ Watchdog::Section::~Section() {
 void Watchdog::watch_device_work(GroupPtr group, const char* operation, uint64_t sequence, std::function<bool()> done) {
   const std::lock_guard lock(state_->mutex);
   state_->groups.try_emplace(group->id, group);
-  state_->operations.push_back({state_->next_key++, std::move(group), operation, sequence, state_->clock_ms, 0, std::move(done)});
+  state_->operations.push_back(
+      {state_->next_key++, std::move(group), operation, sequence, state_->clock_ms, 0, std::move(done)});
 }
 
-void Watchdog::begin_closing() {
-  state_->closing = true;
-}
+void Watchdog::begin_closing() { state_->closing = true; }
 
 void Watchdog::end_on_signals() {
   if (!heeds_signals_.exchange(true)) install_signal_handlers();
@@ -249,11 +154,6 @@ void Watchdog::monitor() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-#ifdef PGPT_WITH_CUDA
-  // Event queries from this thread must not break a graph capture in another one.
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  (void)cudaThreadExchangeStreamCaptureMode(&mode);
-#endif
   std::unique_lock lock(state_->mutex);
   while (!stop_changed_.wait_for(lock, kTick, [this] { return state_->stopping; })) {
     lock.unlock();
@@ -276,7 +176,9 @@ void Watchdog::tick() {
     store_error = state_->store_error;
   }
   if (failure && !state_->closing) {
-    const std::string who = failure->kind == Failure::Kind::kFailed ? concat("rank ", failure->rank, " failed: ", failure->text) : failure->text;
+    const std::string who = failure->kind == Failure::Kind::kFailed
+                                ? concat("rank ", failure->rank, " failed: ", failure->text)
+                                : failure->text;
     const std::string where = failure->kind == Failure::Kind::kSignal ? "" : position();
     if (claim(Reporter::kMonitor)) end(failure->exit_code, who + where);
   }
@@ -302,7 +204,9 @@ void Watchdog::check_signal() {
     std::this_thread::sleep_for(kTick);
   }
   if (!claim(Reporter::kMonitor)) return;
-  publish({Failure::Kind::kSignal, rank_, 128 + number, concat("stopped: rank ", rank_, " received ", signal_name(number))}, milliseconds(500));
+  publish(
+      {Failure::Kind::kSignal, rank_, 128 + number, concat("stopped: rank ", rank_, " received ", signal_name(number))},
+      milliseconds(500));
   end(128 + number, concat("stopped by ", signal_name(number)));
 }
 
@@ -335,7 +239,8 @@ void Watchdog::check_device_work() {
   const std::lock_guard lock(state_->mutex);
   for (auto it = state_->operations.begin(); it != state_->operations.end();) {
     const auto next = std::next(it);
-    if (std::find(finished.begin(), finished.end(), it->key) != finished.end()) dropped.splice(dropped.end(), state_->operations, it);
+    if (std::find(finished.begin(), finished.end(), it->key) != finished.end())
+      dropped.splice(dropped.end(), state_->operations, it);
     it = next;
   }
 }
@@ -372,7 +277,8 @@ void Watchdog::check_deadlines() {
 
 bool Watchdog::still_running(uint64_t key) {
   const std::lock_guard lock(state_->mutex);
-  return std::any_of(state_->operations.begin(), state_->operations.end(), [key](const Operation& o) { return o.key == key; });
+  return std::any_of(state_->operations.begin(), state_->operations.end(),
+                     [key](const Operation& o) { return o.key == key; });
 }
 
 std::shared_ptr<Watchdog::Snapshot> Watchdog::request_snapshot() {
@@ -403,8 +309,8 @@ bool Watchdog::wait_for(const std::shared_ptr<Snapshot>& snapshot, milliseconds 
   return snapshot->ready;
 }
 
-/// Past the deadline: ends the process, or returns false if the operation may go on (it finished, or waits for a rank that announced
-/// slow work and is alive).
+/// Past the deadline: ends the process, or returns false if the operation may go on (it finished, or waits for a rank
+/// that announced slow work and is alive).
 bool Watchdog::give_up(const Operation& operation, milliseconds limit) {
   const std::string what = concat(name_operation(operation), " did not finish within ", seconds_text(limit));
   std::string reason;
@@ -422,8 +328,8 @@ bool Watchdog::give_up(const Operation& operation, milliseconds limit) {
       for (int r = 0; r < world_size_; ++r) {
         if (r == rank_) continue;
         const auto& now = late->ranks[static_cast<size_t>(r)];
-        const bool member = !operation.group || std::find(operation.group->ranks.begin(), operation.group->ranks.end(), r) !=
-                                                    operation.group->ranks.end();
+        const bool member = !operation.group || std::find(operation.group->ranks.begin(), operation.group->ranks.end(),
+                                                          r) != operation.group->ranks.end();
         bool silent = !now.has_value();
         if (now && early_ && early_->ready) {
           const auto& before = early_->ranks[static_cast<size_t>(r)];
@@ -445,10 +351,12 @@ bool Watchdog::give_up(const Operation& operation, milliseconds limit) {
       };
       if (!silent_members.empty() || (behind.empty() && !silent_others.empty())) {
         const auto& silent = silent_members.empty() ? silent_others : silent_members;
-        reason = concat(name_ranks(silent), silent.size() == 1 ? " does" : " do", " not answer (stopped or lost; last seen in ", activity_of(silent.front()), "): ", what);
+        reason = concat(name_ranks(silent), silent.size() == 1 ? " does" : " do",
+                        " not answer (stopped or lost; last seen in ", activity_of(silent.front()), "): ", what);
       } else if (!behind.empty()) {
         if (milliseconds(state_->clock_ms - operation.started_ms) < limit + allowance) return false;
-        reason = concat(name_ranks(behind), behind.size() == 1 ? " has" : " have", " not joined: ", what, "; rank ", behind.front(), " is in ", activity_of(behind.front()));
+        reason = concat(name_ranks(behind), behind.size() == 1 ? " has" : " have", " not joined: ", what, "; rank ",
+                        behind.front(), " is in ", activity_of(behind.front()));
       } else {
         reason = concat(what, " although every rank of the group is alive and has started it");
       }
@@ -463,11 +371,13 @@ bool Watchdog::give_up(const Operation& operation, milliseconds limit) {
     activity = state_->activity;
   }
   reason += concat(" (this rank: ", activity, ")");
-  if (!state_->closing) publish({Failure::Kind::kLost, rank_, 3, concat("rank ", rank_, " gave up: ", reason)}, milliseconds(500));
+  if (!state_->closing)
+    publish({Failure::Kind::kLost, rank_, 3, concat("rank ", rank_, " gave up: ", reason)}, milliseconds(500));
   end(3, reason);
 }
 
-Watchdog::Explanation Watchdog::explain(const GroupRecord& group, const char* operation, uint64_t sequence, const std::string& error) {
+Watchdog::Explanation Watchdog::explain(const GroupRecord& group, const char* operation, uint64_t sequence,
+                                        const std::string& error) {
   const std::string what = concat(operation, " #", sequence, " of group '", group.name, "' failed: ", one_line(error));
   if (!worker_) return {what, false};
   // The store worker meanwhile sees a published failure or a dead process; the monitor then ends this process.
@@ -484,7 +394,9 @@ Watchdog::Explanation Watchdog::explain(const GroupRecord& group, const char* op
     if (r != rank_ && (!second || (first && first->beat == second->beat))) silent.push_back(r);
   }
   if (silent.empty()) return {what, false};
-  return {concat(name_ranks(silent), silent.size() == 1 ? " does" : " do", " not answer (killed, stopped or cut off): ", what), true};
+  return {concat(name_ranks(silent), silent.size() == 1 ? " does" : " do",
+                 " not answer (killed, stopped or cut off): ", what),
+          true};
 }
 
 void Watchdog::publish(Failure failure, milliseconds limit) {
@@ -505,7 +417,8 @@ void Watchdog::linger_for_acks(milliseconds limit) {
   const auto until = std::chrono::steady_clock::now() + limit;
   while (std::chrono::steady_clock::now() < until) {
     auto count = std::make_shared<std::atomic<int64_t>>(0);
-    const auto done = worker_->submit([store = rendezvous_.worker_store, count] { *count = store->add(kFailureAcksKey, 0); });
+    const auto done =
+        worker_->submit([store = rendezvous_.worker_store, count] { *count = store->add(kFailureAcksKey, 0); });
     (void)done.wait_for(milliseconds(200));
     if (*count >= world_size_) return;
     std::this_thread::sleep_for(milliseconds(20));

@@ -21,8 +21,8 @@ namespace pgpt::comm {
 struct GroupRecord {
   int id = 0;
   std::string name;
-  std::vector<int> ranks;  ///< global ranks in group order
-  int rank = 0;            ///< of this process, in the group
+  std::vector<int> ranks;             ///< global ranks in group order
+  int rank = 0;                       ///< of this process, in the group
   std::atomic<uint64_t> sequence{0};  ///< operations launched so far
 };
 using GroupPtr = std::shared_ptr<GroupRecord>;
@@ -33,16 +33,16 @@ struct Operation {
   GroupPtr group;  ///< null outside any group
   const char* name = "";
   uint64_t sequence = 0;
-  int64_t started_ms = 0;   ///< on the watchdog's clock
+  int64_t started_ms = 0;  ///< on the watchdog's clock
   int64_t look_again_ms = 0;
   std::function<bool()> done;  ///< set for device work
 };
 
-/// One per process: ends the process, with one line that names the culprit, when an operation passes its deadline, when another rank
-/// fails or dies, when the store is lost, or on a signal. Says nothing while all is well.
+/// One per process: ends the process, with one line that names the culprit, when an operation passes its deadline, when
+/// another rank fails or dies, when the store is lost, or on a signal. Says nothing while all is well.
 ///
-/// Two threads: the store worker publishes this rank's heartbeat and looks for failures and dead local processes (it may hang in the
-/// store and is then abandoned); the monitor thread makes no store call, so it always acts.
+/// Two threads: the store worker publishes this rank's heartbeat and looks for failures and dead local processes (it
+/// may hang in the store and is then abandoned); the monitor thread makes no store call, so it always acts.
 class Watchdog {
  public:
   struct Setup {
@@ -83,8 +83,8 @@ class Watchdog {
     std::string text;
     bool rank_lost = false;  ///< another rank, or the store, does not answer
   };
-  /// After a failed operation: finds out which rank is lost (up to 3 s) and returns the line to throw. If the monitor reports first,
-  /// the process ends inside this call.
+  /// After a failed operation: finds out which rank is lost (up to 3 s) and returns the line to throw. If the monitor
+  /// reports first, the process ends inside this call.
   Explanation explain(const GroupRecord& group, const char* operation, uint64_t sequence, const std::string& error);
 
   /// Publishes this rank's failure; afterwards the monitor stays silent. Never blocks for more than 2 s.

@@ -7,12 +7,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
 #include <algorithm>
 #include <cstdlib>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend.h"
 #include "pgpt/base/error.h"
@@ -40,7 +39,9 @@ std::string address_of(const sockaddr* address) {
   return text;
 }
 
-bool is_loopback(const std::string& address) { return address.empty() || address == "::1" || address.rfind("127.", 0) == 0; }
+bool is_loopback(const std::string& address) {
+  return address.empty() || address == "::1" || address.rfind("127.", 0) == 0;
+}
 
 /// The address of the interface that leads to `host`; connecting a datagram socket sends nothing.
 std::string address_towards(const std::string& host, int port) {
@@ -54,7 +55,8 @@ std::string address_towards(const std::string& host, int port) {
     if (fd < 0) continue;
     sockaddr_storage own{};
     socklen_t length = sizeof own;
-    if (::connect(fd, a->ai_addr, a->ai_addrlen) == 0 && ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+    if (::connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
+        ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0) {
       result = address_of(reinterpret_cast<const sockaddr*>(&own));
     }
     ::close(fd);
@@ -80,7 +82,8 @@ std::string address_of_interface(const std::string& name) {
   return result;
 }
 
-/// Where this process listens for gloo: the loopback for jobs on one host, so that odd container host names do not matter.
+/// Where this process listens for gloo: the loopback for jobs on one host, so that odd container host names do not
+/// matter.
 std::string gloo_address(const LaunchEnvironment& env, const std::vector<PeerIdentity>& peers) {
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"); interface != nullptr && *interface != '\0') {
     const std::string address = address_of_interface(interface);
@@ -90,7 +93,8 @@ std::string gloo_address(const LaunchEnvironment& env, const std::vector<PeerIde
   }
   if (env.local_world_size == env.world_size) return "127.0.0.1";
   const auto& self = peers[static_cast<size_t>(env.rank)];
-  const bool one_host = std::all_of(peers.begin(), peers.end(), [&](const PeerIdentity& p) { return p.host == self.host; });
+  const bool one_host =
+      std::all_of(peers.begin(), peers.end(), [&](const PeerIdentity& p) { return p.host == self.host; });
   const std::string towards = address_towards(env.master_address, env.master_port);
   if (!is_loopback(towards)) return towards;
   if (one_host) return "127.0.0.1";
@@ -107,7 +111,8 @@ GroupPtr make_record(int id, const std::string& name, const std::vector<int>& ra
   record->rank = -1;
   for (size_t i = 0; i < ranks.size(); ++i) {
     PGPT_ASSERT(ranks[i] >= 0 && ranks[i] < world_size, "group ", name, " names rank ", ranks[i], " of ", world_size);
-    PGPT_ASSERT(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "group ", name, " names rank ", ranks[i], " twice");
+    PGPT_ASSERT(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "group ", name, " names rank ", ranks[i],
+                " twice");
     if (ranks[i] == self) record->rank = static_cast<int>(i);
   }
   PGPT_ASSERT(record->rank >= 0, "group ", name, " does not hold the calling rank ", self);
@@ -161,15 +166,16 @@ class ProcessWorld final : public World {
   [[nodiscard]] int rank() const override { return env_.rank; }
   [[nodiscard]] int size() const override { return env_.world_size; }
 
-  std::unique_ptr<Communicator> create_group(const std::string& name, const std::vector<int>& ranks, bool high_priority) override {
+  std::unique_ptr<Communicator> create_group(const std::string& name, const std::vector<int>& ranks,
+                                             bool high_priority) override {
     PGPT_ASSERT(!closed_, "create_group after shutdown");
     auto record = make_record(next_group_++, name, ranks, env_.rank, env_.world_size);
     if (ranks.size() == 1) return make_single_communicator(std::move(record));
-    const auto limit = watchdog_->timeout();
     rendezvous_.main_store->setTimeout(kNever);
-    GroupSetup setup{record, c10::make_intrusive<c10d::PrefixStore>(group_prefix(*record), rendezvous_.main_store), watchdog_.get(), kNever,
-                     kNever, high_priority};
-    (void)limit;
+    GroupSetup setup{
+        record,          c10::make_intrusive<c10d::PrefixStore>(group_prefix(*record), rendezvous_.main_store),
+        watchdog_.get(), kNever,
+        kNever,          high_priority};
     if (options_.backend == BackendKind::kNccl) {
       groups_.push_back(open_nccl_group(setup));
       return make_nccl_communicator(groups_.back(), high_priority);
@@ -209,8 +215,9 @@ class ProcessWorld final : public World {
     const auto& self = rendezvous_.peers[static_cast<size_t>(env_.rank)];
     for (int r = 0; r < env_.world_size; ++r) {
       const auto& peer = rendezvous_.peers[static_cast<size_t>(r)];
-      PGPT_CHECK(ConfigError, r == env_.rank || peer.host != self.host || peer.local_rank != self.local_rank, "ranks ", std::min(r, env_.rank),
-                 " and ", std::max(r, env_.rank), " on ", self.host, " both have LOCAL_RANK=", self.local_rank,
+      PGPT_CHECK(ConfigError, r == env_.rank || peer.host != self.host || peer.local_rank != self.local_rank, "ranks ",
+                 std::min(r, env_.rank), " and ", std::max(r, env_.rank), " on ", self.host,
+                 " both have LOCAL_RANK=", self.local_rank,
                  ": with --distributed-backend nccl each needs a GPU of its own");
     }
   }
@@ -239,7 +246,8 @@ class ProcessWorld final : public World {
     }
   }
 
-  /// Not an orderly end: other ranks may be stuck in these groups and closing could wait for them, so nothing is closed.
+  /// Not an orderly end: other ranks may be stuck in these groups and closing could wait for them, so nothing is
+  /// closed.
   void abandon() noexcept {
     for (auto& group : groups_) (void)group->backend.release();
     groups_.clear();
@@ -266,10 +274,13 @@ class ThreadWorld final : public World {
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
 
-  std::unique_ptr<Communicator> create_group(const std::string& name, const std::vector<int>& ranks, bool /*high_priority*/) override {
+  std::unique_ptr<Communicator> create_group(const std::string& name, const std::vector<int>& ranks,
+                                             bool /*high_priority*/) override {
     auto record = make_record(next_group_++, name, ranks, rank_, size_);
     if (ranks.size() == 1) return make_single_communicator(std::move(record));
-    GroupSetup setup{record, c10::make_intrusive<c10d::PrefixStore>(group_prefix(*record), store_), nullptr, timeout_, timeout_, false};
+    GroupSetup setup{record,   c10::make_intrusive<c10d::PrefixStore>(group_prefix(*record), store_),
+                     nullptr,  timeout_,
+                     timeout_, false};
     groups_.push_back(open_gloo_group(setup, device_));
     return make_gloo_communicator(groups_.back());
   }
@@ -288,8 +299,8 @@ class ThreadWorld final : public World {
     store_->add("leaving", 1);
     const auto until = std::chrono::steady_clock::now() + timeout_;
     while (store_->add("leaving", 0) < size_) {
-      PGPT_CHECK(CommError, std::chrono::steady_clock::now() < until, "rank ", rank_, " waited ", seconds_text(timeout_),
-                 " for the other threads to shut down");
+      PGPT_CHECK(CommError, std::chrono::steady_clock::now() < until, "rank ", rank_, " waited ",
+                 seconds_text(timeout_), " for the other threads to shut down");
       std::this_thread::sleep_for(milliseconds(1));
     }
     for (const auto& group : groups_) group->backend.reset();
@@ -311,26 +322,41 @@ class ThreadWorld final : public World {
 void check_device_assignment(const LaunchEnvironment& env, BackendKind backend, int gpus) {
   if (backend != BackendKind::kNccl) return;
 #ifndef PGPT_WITH_CUDA
-  throw ConfigError("--distributed-backend nccl: this build has no CUDA (PGPT_CUDA=OFF); use --distributed-backend gloo or build with CUDA");
+  throw ConfigError(
+      "--distributed-backend nccl: this build has no CUDA (PGPT_CUDA=OFF); use --distributed-backend gloo or build "
+      "with CUDA");
 #endif
   PGPT_CHECK(ConfigError, gpus > 0, "--distributed-backend nccl: no GPU is visible; use --distributed-backend gloo");
   const int needed = std::max(env.local_world_size, env.local_rank + 1);
   PGPT_CHECK(ConfigError, needed <= gpus, "--distributed-backend nccl: ", needed, " ranks on this node but ", gpus,
-             gpus == 1 ? " GPU is" : " GPUs are", " visible, and each rank needs its own; start fewer ranks or use --distributed-backend gloo");
+             gpus == 1 ? " GPU is" : " GPUs are",
+             " visible, and each rank needs its own; start fewer ranks or use --distributed-backend gloo");
 }
 
+namespace {
+
+/// torch keeps a process-wide record of recent collectives. It is not safe for ranks that are threads, and our watchdog names the operation.
+void silence_flight_recorder() {
+  for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) ::setenv(name, "0", 1);
+}
+
+}  // namespace
+
 std::unique_ptr<World> World::connect(const LaunchEnvironment& env, const WorldOptions& options) {
+  silence_flight_recorder();
   return std::make_unique<ProcessWorld>(env, options);
 }
 
 std::vector<std::unique_ptr<World>> World::connect_threads(int size, milliseconds timeout) {
+  silence_flight_recorder();
   PGPT_ASSERT(size >= 1, "a world of ", size, " ranks");
   quiet_libtorch();
   auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(timeout);
   const GlooDevice device("127.0.0.1");
   std::vector<std::unique_ptr<World>> worlds;
-  for (int rank = 0; rank < size; ++rank) worlds.push_back(std::make_unique<ThreadWorld>(rank, size, store, device, timeout));
+  for (int rank = 0; rank < size; ++rank)
+    worlds.push_back(std::make_unique<ThreadWorld>(rank, size, store, device, timeout));
   return worlds;
 }
 

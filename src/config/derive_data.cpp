@@ -238,9 +238,10 @@ void derive_checkpoint(Derivation& d) {
   c.optimizer_fully_reshardable = v.flag("dist_ckpt_optim_fully_reshardable");
   c.fully_parallel_save = v.flag("ckpt_fully_parallel_save");
   c.fully_parallel_load = v.flag("ckpt_fully_parallel_load");
+  c.non_persistent = v.is_set("non_persistent_ckpt_type");
   c.non_persistent_interval = d.maybe_positive("non_persistent_save_interval").value_or(0);
   c.non_persistent_dir = v.text("non_persistent_global_ckpt_dir");
-  PGPT_CHECK(ConfigError, c.non_persistent_interval == 0 || v.is_set("non_persistent_ckpt_type"),
+  PGPT_CHECK(ConfigError, c.non_persistent_interval == 0 || c.non_persistent,
              "--non-persistent-save-interval needs --non-persistent-ckpt-type global");
   PGPT_CHECK(ConfigError, c.non_persistent_interval == 0 || !c.save.empty() || !c.non_persistent_dir.empty(),
              "--non-persistent-save-interval needs --save or --non-persistent-global-ckpt-dir");

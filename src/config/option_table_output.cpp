@@ -9,6 +9,7 @@ constexpr auto kLocal = "local non-persistent checkpoints are not implemented; u
 constexpr auto kWandb = "no Weights & Biases client; use --metrics-file or --tensorboard-dir";
 constexpr auto kTelemetry = "there is no telemetry";
 constexpr auto kDumps = "tensor dumps have another form; use --evidence-dir";
+constexpr auto kFormat = "checkpoints have this program's own format (docs/checkpoints.md)";
 constexpr auto kWriter = "how checkpoint writing is spread is decided by this program";
 }  // namespace
 
@@ -33,17 +34,19 @@ Rows checkpoint_rows() {
       integer("--override-ckpt-iteration", kNone, "Continue with this iteration number and its data."),
       on("--load-main-params-from-ckpt", "Load master weights without optimizer state."),
       choice("--ckpt-format", "torch_dist", "torch|torch_dist|torch_dcp|fsdp_dtensor", "Checkpoint format.")
-          .refuse("torch_dcp|fsdp_dtensor", "they belong to FSDP; use torch_dist"),
-      on("--auto-detect-ckpt-format", "Recognise the format when loading."),
+          .refuse("torch_dcp|fsdp_dtensor", "they belong to FSDP; use torch_dist")
+          .no_effect(kFormat),
+      on("--auto-detect-ckpt-format", "Recognise the format when loading.").no_effect(kFormat),
       choice("--dist-ckpt-strictness", "assume_ok_unexpected",
              "assume_ok_unexpected|log_unexpected|log_all|raise_unexpected|raise_all|return_unexpected|return_all|"
              "ignore_all",
              "What a key mismatch does when loading."),
-      on("--dist-ckpt-optim-fully-reshardable", "Save optimizer state in the shape of the weights."),
+      on("--dist-ckpt-optim-fully-reshardable", "Save optimizer state in the shape of the weights.")
+          .no_effect("it is always saved so"),
       on("--distrib-optim-fully-reshardable-mem-efficient", "The same with less memory; not with GTP.")
           .no_effect(kWriter),
       off_pair("--no-ckpt-fully-parallel-save", "Only the first replica writes."),
-      on("--ckpt-fully-parallel-load", "Replicas share reading."),
+      on("--ckpt-fully-parallel-load", "Replicas share reading.").no_effect("every rank reads just the rows it needs"),
       choice("--ckpt-fully-parallel-save-process-group", "dp", "dp|ep_dp", "Who shares writing.").no_effect(kWriter),
       choice("--ckpt-fully-parallel-load-process-group", "dp", "dp|ep_dp", "Who shares reading.").no_effect(kWriter),
       on("--ckpt-assume-constant-structure", "Keep the plan of the first save.").no_effect(kWriter),

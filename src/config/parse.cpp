@@ -125,6 +125,7 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, cons
                context.local_rank, " of the launch environment; remove it");
   }
   Values values = given;
+  take_checkpoint_arguments(values, context, command.config.notices);
   values.derive("local_rank", std::int64_t{context.local_rank});
   Derivation derivation{values, command.config, choose_world_size(given, context, dry_run || print_config)};
   derive_all(derivation);

@@ -16,7 +16,8 @@ std::string strip(const std::string& text) {
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(blanks) - begin + 1);
 }
 
-/// A number as Python's float() reads it: surrounding blanks, a sign, and single underscores between digits are allowed.
+/// A number as Python's float() reads it: surrounding blanks, a sign, and single underscores between digits are
+/// allowed.
 std::optional<double> python_number(const std::string& text) {
   const std::string stripped = strip(text);
   std::string plain;

@@ -49,10 +49,18 @@ void md5_block(const unsigned char* block, std::array<std::uint32_t, 4>& state) 
     std::uint32_t mixed = 0;
     std::size_t word = 0;
     switch (i / 16) {
-      case 0: mixed = (b & c) | (~b & d), word = i; break;
-      case 1: mixed = (d & b) | (~d & c), word = (5 * i + 1) % 16; break;
-      case 2: mixed = b ^ c ^ d, word = (3 * i + 5) % 16; break;
-      default: mixed = c ^ (b | ~d), word = (7 * i) % 16; break;
+      case 0:
+        mixed = (b & c) | (~b & d), word = i;
+        break;
+      case 1:
+        mixed = (d & b) | (~d & c), word = (5 * i + 1) % 16;
+        break;
+      case 2:
+        mixed = b ^ c ^ d, word = (3 * i + 5) % 16;
+        break;
+      default:
+        mixed = c ^ (b | ~d), word = (7 * i) % 16;
+        break;
     }
     const std::uint32_t rotated = std::rotl(a + mixed + kConstants[i] + words[word], kMd5Shifts[i / 16 * 4 + i % 4]);
     a = d;

@@ -20,9 +20,12 @@ using Source = std::shared_ptr<const DocumentSource>;
 
 const char* label(Split split) {
   switch (split) {
-    case Split::kTrain: return "train:      ";
-    case Split::kValid: return "validation: ";
-    default: return "test:       ";
+    case Split::kTrain:
+      return "train:      ";
+    case Split::kValid:
+      return "validation: ";
+    default:
+      return "test:       ";
   }
 }
 
@@ -30,9 +33,9 @@ std::int64_t or_default(std::int64_t value, std::int64_t fallback) { return valu
 
 /// Where the documents of one split come from.
 struct Origin {
-  std::vector<std::string> prefixes;             ///< empty = mock data
+  std::vector<std::string> prefixes;  ///< empty = mock data
   std::optional<std::vector<double>> weights;
-  std::optional<std::string> split_string;       ///< absent with per-split paths
+  std::optional<std::string> split_string;  ///< absent with per-split paths
   std::optional<SplitMatrix> matrix;
 };
 
@@ -47,12 +50,14 @@ class Builder {
   Builder(const config::Config& config, const TokenizerFacts& tokenizer, const LineSink& print)
       : config_(config), tokenizer_(tokenizer), print_(print) {}
 
-  std::shared_ptr<const Dataset> build(const Origin& origin, Split split, std::optional<std::int64_t> samples, bool needed) {
+  std::shared_ptr<const Dataset> build(const Origin& origin, Split split, std::optional<std::int64_t> samples,
+                                       bool needed) {
     if (origin.matrix && !(*origin.matrix)[static_cast<std::size_t>(split)]) {
       PGPT_CHECK(ConfigError, split != Split::kTrain || !needed, "--split '", *origin.split_string,
                  "' gives no documents to training");
-      if (needed) line(concat("WARNING: --split '", *origin.split_string, "' gives no documents to the ", name_of(split),
-                              " split; there is no evaluation on it"));
+      if (needed)
+        line(concat("WARNING: --split '", *origin.split_string, "' gives no documents to the ", name_of(split),
+                    " split; there is no evaluation on it"));
       return nullptr;
     }
     std::vector<Source> sources;
@@ -93,17 +98,17 @@ class Builder {
 
   void announce(Split split, const DocumentSource& source, const DocumentRange& range, const Origin& origin,
                 bool needed) const {
-    const std::string text = concat("    ", label(split), "documents [", range.begin, ", ", range.end, ") of ", source.size(),
-                                    " in ", source.name());
+    const std::string text = concat("    ", label(split), "documents [", range.begin, ", ", range.end, ") of ",
+                                    source.size(), " in ", source.name());
     if (range.size() > 0 || !needed) {
       line(text + (needed ? "" : ", not used"));
       return;
     }
-    throw DataError(concat("the ", name_of(split), " split needs documents, but ",
-                           origin.split_string ? concat("--split '", *origin.split_string, "'") : std::string("the file"),
-                           " leaves it none: [", range.begin, ", ", range.end, ") of ", source.size(), " documents in ",
-                           source.name(), "; change --split, give more documents",
-                           split == Split::kTrain ? "" : ", or set --eval-iters 0"));
+    throw DataError(concat(
+        "the ", name_of(split), " split needs documents, but ",
+        origin.split_string ? concat("--split '", *origin.split_string, "'") : std::string("the file"),
+        " leaves it none: [", range.begin, ", ", range.end, ") of ", source.size(), " documents in ", source.name(),
+        "; change --split, give more documents", split == Split::kTrain ? "" : ", or set --eval-iters 0"));
   }
 
   void check_not_empty(const Part& part) const {
@@ -129,8 +134,8 @@ class Builder {
                   std::optional<std::int64_t> samples) const {
     const bool is_mock = origin.prefixes.empty();
     PGPT_CHECK(ConfigError,
-               config_.training.seed >= 0 && config_.training.seed <= std::numeric_limits<std::uint32_t>::max(), "--seed ",
-               config_.training.seed, " must lie in [0, 4294967295]");
+               config_.training.seed >= 0 && config_.training.seed <= std::numeric_limits<std::uint32_t>::max(),
+               "--seed ", config_.training.seed, " must lie in [0, 4294967295]");
     OrderRequest request;
     request.documents = range;
     request.num_samples = samples;
@@ -162,16 +167,18 @@ class Builder {
                                      {description.class_name, name_of(split), part.description, ""});
     const OrderPlan plan = order.plan;
     part.dataset = std::make_shared<GptDataset>(source, request, sample_options(), std::move(order));
-    line(concat("    ", label(split), plan.samples, " samples from ", plan.epochs, plan.epochs == 1 ? " epoch" : " epochs",
-                " of ", plan.tokens_per_epoch, " tokens", plan.separate_last_epoch ? ", the last shuffled apart" : ""));
+    line(concat("    ", label(split), plan.samples, " samples from ", plan.epochs,
+                plan.epochs == 1 ? " epoch" : " epochs", " of ", plan.tokens_per_epoch, " tokens",
+                plan.separate_last_epoch ? ", the last shuffled apart" : ""));
     return part;
   }
 
   std::shared_ptr<const Dataset> build_blend(const Origin& origin, const std::vector<Source>& sources,
                                              const std::vector<DocumentRange>& ranges, Split split,
                                              std::optional<std::int64_t> samples) const {
-    PGPT_CHECK(ConfigError, !origin.weights || samples,
-               "--full-validation uses every sample once, which contradicts weights in the data path; leave the weights out");
+    PGPT_CHECK(
+        ConfigError, !origin.weights || samples,
+        "--full-validation uses every sample once, which contradicts weights in the data path; leave the weights out");
     std::vector<Part> parts;
     std::vector<double> weights;
     std::optional<std::int64_t> size;
@@ -195,8 +202,8 @@ class Builder {
       if (samples) {
         size = std::min(*samples, total);
         PGPT_CHECK(DataError, *size == *samples || config_.data.dataloader == config::DataloaderType::kCyclic, "the ",
-                   name_of(split), " data sets without weights give ", total, " samples (one epoch of each), but ", *samples,
-                   " are asked for; give weights, shorten the run, or use --dataloader-type cyclic");
+                   name_of(split), " data sets without weights give ", total, " samples (one epoch of each), but ",
+                   *samples, " are asked for; give weights, shorten the run, or use --dataloader-type cyclic");
         weights = normalize(weights);
       }
     }
@@ -210,7 +217,8 @@ class Builder {
       descriptions.push_back(part.description);
       stamp += part.stamp + "; ";
     }
-    const CacheKey key{"BlendedDataset", name_of(split), blend_description(descriptions, split, weights, !size, size), stamp};
+    const CacheKey key{"BlendedDataset", name_of(split), blend_description(descriptions, split, weights, !size, size),
+                       stamp};
     return std::make_shared<BlendedDataset>(std::move(datasets), names, blend_index(key, parts, origin, size));
   }
 
@@ -226,13 +234,13 @@ class Builder {
     std::optional<IndexCache> cache;
     if (!config_.data.cache_path.empty()) cache.emplace(config_.data.cache_path, print_);
     if (cache) {
-      if (auto arrays = cache->load(key, kNames); arrays && (*arrays)[0].rows() == size.value_or(total) &&
-                                                  (*arrays)[1].rows() == size.value_or(total)) {
+      if (auto arrays = cache->load(key, kNames);
+          arrays && (*arrays)[0].rows() == size.value_or(total) && (*arrays)[1].rows() == size.value_or(total)) {
         return {(*arrays)[0], (*arrays)[1]};
       }
     }
     // blend_by_weight normalises once more, as the reference does with weights that are normalised already.
-    const BlendIndex index = !size           ? blend_all(sizes)
+    const BlendIndex index = !size            ? blend_all(sizes)
                              : origin.weights ? blend_by_weight(normalize(*origin.weights), *size)
                                               : blend_by_weight(std::vector<double>(sizes.begin(), sizes.end()), *size);
     if (cache) {
@@ -294,7 +302,8 @@ SampleCounts requested_samples(const config::Config& config) {
   counts.test = one_evaluation;
   std::int64_t evaluations = 1;
   if (!training.skip_train && training.eval_interval > 0) {
-    evaluations = training.train_iters / training.eval_interval + 1 - training.start_eval_at_iter / training.eval_interval;
+    evaluations =
+        training.train_iters / training.eval_interval + 1 - training.start_eval_at_iter / training.eval_interval;
     evaluations = std::max<std::int64_t>(evaluations, 0);
   }
   counts.valid = evaluations * one_evaluation;
@@ -329,8 +338,9 @@ Datasets build_datasets(const config::Config& config, const TokenizerFacts& toke
   return sets;
 }
 
-std::unique_ptr<DataLoader> make_loader(const config::Config& config, std::shared_ptr<const Dataset> dataset, Split split,
-                                        std::int64_t data_rank, std::int64_t data_size, std::int64_t consumed) {
+std::unique_ptr<DataLoader> make_loader(const config::Config& config, std::shared_ptr<const Dataset> dataset,
+                                        Split split, std::int64_t data_rank, std::int64_t data_size,
+                                        std::int64_t consumed) {
   if (!dataset) return nullptr;
   const bool full = split == Split::kValid && config.training.full_validation;
   SamplerRequest request;
@@ -354,7 +364,8 @@ std::unique_ptr<DataLoader> make_loader(const config::Config& config, std::share
   }
   LoaderOptions options;
   options.background = config.data.num_workers > 0;
-  options.depth = std::min(kMostReadAhead, 2 * static_cast<std::size_t>(std::max<std::int64_t>(config.data.num_workers, 1)));
+  options.depth =
+      std::min(kMostReadAhead, 2 * static_cast<std::size_t>(std::max<std::int64_t>(config.data.num_workers, 1)));
   options.build_attention_mask = config.data.reset_attention_mask && config.data.create_attention_mask;
   options.inter_document_masking = config.data.inter_document_masking;
   return std::make_unique<DataLoader>(std::move(dataset), std::move(sampler), options);

@@ -21,7 +21,8 @@ void print(const ordered_json& value, std::size_t indent, std::string& out) {
     bool first = true;
     for (const auto& [key, item] : value.items()) {
       out += (first ? "\n" : ",\n") + std::string(indent + 4, ' ');
-      if (value.is_object()) out += ordered_json(key).dump(-1, ' ', true, ordered_json::error_handler_t::replace) + ": ";
+      if (value.is_object())
+        out += ordered_json(key).dump(-1, ' ', true, ordered_json::error_handler_t::replace) + ": ";
       print(item, indent + 4, out);
       first = false;
     }
@@ -42,7 +43,8 @@ std::string python_float(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   std::array<char, 64> buffer{};
-  const auto written = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::scientific);
+  const auto written =
+      std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::scientific);
   const std::string_view text(buffer.data(), static_cast<std::size_t>(written.ptr - buffer.data()));
   const auto e = text.find('e');
   const int exponent = std::atoi(std::string(text.substr(e + 1)).c_str());

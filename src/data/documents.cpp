@@ -7,7 +7,8 @@ namespace pgpt::data {
 
 MockDocuments::MockDocuments(std::int64_t vocab_size, std::int64_t eod) : vocab_size_(vocab_size), eod_(eod) {
   PGPT_CHECK(ConfigError, vocab_size > 0, "--mock-data needs a vocabulary; add --vocab-size");
-  PGPT_CHECK(ConfigError, eod >= 0, "--mock-data ends its documents with EOD, which is unknown; add --null-tokenizer-eod-id");
+  PGPT_CHECK(ConfigError, eod >= 0,
+             "--mock-data ends its documents with EOD, which is unknown; add --null-tokenizer-eod-id");
   NumpyGenerator generator(0);
   lengths_.reserve(kCount);
   for (std::int64_t i = 0; i < kCount; ++i) lengths_.push_back(static_cast<std::int32_t>(generator.integer(1, 4096)));

@@ -37,8 +37,8 @@ int create_file(const std::string& path) {
   return fd;
 }
 
-void sync_and_close(int fd, const std::string& path) {
-  const bool synced = ::fsync(fd) == 0;
+void close_file(int fd, const std::string& path, bool durable) {
+  const bool synced = !durable || ::fsync(fd) == 0;
   const int error = errno;
   const bool closed = ::close(fd) == 0;
   PGPT_CHECK(DataError, synced && closed, "cannot flush ", path, ": ", std::strerror(synced ? errno : error));

@@ -15,8 +15,8 @@ void write_all(int fd, std::span<const char> bytes, const std::string& path);
 /// Creates `path` for writing; throws DataError naming it.
 [[nodiscard]] int create_file(const std::string& path);
 
-/// Flushes `fd` to the disk and closes it; throws DataError naming `path`.
-void sync_and_close(int fd, const std::string& path);
+/// Closes `fd`, with `durable` after flushing it to the disk; throws DataError naming `path`.
+void close_file(int fd, const std::string& path, bool durable);
 
 /// Renames `from` over `to`; throws DataError naming both.
 void rename_file(const std::string& from, const std::string& to);

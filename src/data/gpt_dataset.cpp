@@ -30,7 +30,8 @@ void GptDataset::check_ids(const std::vector<std::int64_t>& text, std::int64_t s
   }
   throw DataError(concat(documents_->name(), ": document ", order_.document_index[position], " holds token id ", *bad,
                          " at position ", left, " (training sample ", sample, "), but ids must lie in [0, ",
-                         options_.vocab_limit, "); the data was made with another tokenizer, or --vocab-size is too small"));
+                         options_.vocab_limit,
+                         "); the data was made with another tokenizer, or --vocab-size is too small"));
 }
 
 Sample GptDataset::sample(std::int64_t index) const {

@@ -30,7 +30,7 @@ void publish(const std::string& path, std::span<const std::span<const char>> par
     for (const auto part : parts) write_all(fd, part, temporary);
     const int closing = fd;
     fd = -1;
-    sync_and_close(closing, temporary);
+    close_file(closing, temporary, false);  // what a crash leaves incomplete does not verify
     rename_file(temporary, path);
   } catch (...) {
     if (fd >= 0) ::close(fd);
@@ -56,7 +56,8 @@ bool same_shape(const IntArray& array, IntType type, std::int64_t rows, std::int
 
 std::string CacheKey::base_name() const { return md5_hex(description) + "-" + class_name + "-" + split; }
 
-IndexCache::IndexCache(std::string directory, LineSink warn) : directory_(std::move(directory)), warn_(std::move(warn)) {}
+IndexCache::IndexCache(std::string directory, LineSink warn)
+    : directory_(std::move(directory)), warn_(std::move(warn)) {}
 
 std::optional<std::vector<IntArray>> IndexCache::load(const CacheKey& key, std::span<const char* const> names) const {
   const std::string verify_path = text_path(directory_, key, "verify.json");
@@ -80,7 +81,8 @@ std::optional<std::vector<IntArray>> IndexCache::load(const CacheKey& key, std::
   }
 }
 
-void IndexCache::store(const CacheKey& key, std::span<const char* const> names, std::span<const IntArray> arrays) const {
+void IndexCache::store(const CacheKey& key, std::span<const char* const> names,
+                       std::span<const IntArray> arrays) const {
   if (load(key, names)) return;  // another job was faster
   try {
     std::error_code error;
@@ -100,8 +102,9 @@ void IndexCache::store(const CacheKey& key, std::span<const char* const> names, 
     publish(text_path(directory_, key, "verify.json"), verify.dump(1));
   } catch (const Error& problem) {
     if (warn_) {
-      warn_(concat("WARNING: the data index cache in ", directory_, " cannot be written (", problem.what(),
-                   "); going on without it. Give a writable --data-cache-path to avoid building the index at each start"));
+      warn_(concat(
+          "WARNING: the data index cache in ", directory_, " cannot be written (", problem.what(),
+          "); going on without it. Give a writable --data-cache-path to avoid building the index at each start"));
     }
   }
 }
@@ -131,8 +134,8 @@ SampleOrder load_or_build_order(const DocumentSource& source, const OrderRequest
     }
     return order;
   } catch (const std::bad_alloc&) {
-    throw DataError(concat(source.name(), ": not enough memory for the index of ", plan.samples, " samples in ", plan.epochs,
-                           " epochs; lower --train-iters or --train-samples"));
+    throw DataError(concat(source.name(), ": not enough memory for the index of ", plan.samples, " samples in ",
+                           plan.epochs, " epochs; lower --train-iters or --train-samples"));
   }
 }
 

@@ -42,12 +42,18 @@ void widen(const std::byte* from, std::int64_t count, std::int64_t* out) {
 
 void widen(TokenType type, const std::byte* from, std::int64_t count, std::int64_t* out) {
   switch (type) {
-    case TokenType::kUint8: return widen<std::uint8_t>(from, count, out);
-    case TokenType::kInt8: return widen<std::int8_t>(from, count, out);
-    case TokenType::kInt16: return widen<std::int16_t>(from, count, out);
-    case TokenType::kInt32: return widen<std::int32_t>(from, count, out);
-    case TokenType::kInt64: return widen<std::int64_t>(from, count, out);
-    case TokenType::kUint16: return widen<std::uint16_t>(from, count, out);
+    case TokenType::kUint8:
+      return widen<std::uint8_t>(from, count, out);
+    case TokenType::kInt8:
+      return widen<std::int8_t>(from, count, out);
+    case TokenType::kInt16:
+      return widen<std::int16_t>(from, count, out);
+    case TokenType::kInt32:
+      return widen<std::int32_t>(from, count, out);
+    case TokenType::kInt64:
+      return widen<std::int64_t>(from, count, out);
+    case TokenType::kUint16:
+      return widen<std::uint16_t>(from, count, out);
   }
 }
 
@@ -57,7 +63,7 @@ bool ends_with(const std::string& text, std::string_view end) {
 
 /// Tells which of the two files is missing, and guesses why.
 void check_pair_exists(const std::string& prefix) {
-  struct stat info{};
+  struct stat info {};
   std::string missing;
   std::string reason;
   for (const char* suffix : {".idx", ".bin"}) {
@@ -73,8 +79,8 @@ void check_pair_exists(const std::string& prefix) {
   } else if (::stat(prefix.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
     hint = "; the prefix is a directory, give a file name without ending inside it";
   }
-  throw DataError(concat("data prefix ", prefix, " needs ", prefix, ".idx and ", prefix, ".bin; cannot find ", missing, " (",
-                         reason, ")", hint));
+  throw DataError(concat("data prefix ", prefix, " needs ", prefix, ".idx and ", prefix, ".bin; cannot find ", missing,
+                         " (", reason, ")", hint));
 }
 
 }  // namespace
@@ -82,22 +88,32 @@ void check_pair_exists(const std::string& prefix) {
 std::int64_t bytes_of(TokenType type) {
   switch (type) {
     case TokenType::kUint8:
-    case TokenType::kInt8: return 1;
+    case TokenType::kInt8:
+      return 1;
     case TokenType::kInt16:
-    case TokenType::kUint16: return 2;
-    case TokenType::kInt32: return 4;
-    default: return 8;
+    case TokenType::kUint16:
+      return 2;
+    case TokenType::kInt32:
+      return 4;
+    default:
+      return 8;
   }
 }
 
 std::string_view name_of(TokenType type) {
   switch (type) {
-    case TokenType::kUint8: return "uint8";
-    case TokenType::kInt8: return "int8";
-    case TokenType::kInt16: return "int16";
-    case TokenType::kInt32: return "int32";
-    case TokenType::kInt64: return "int64";
-    default: return "uint16";
+    case TokenType::kUint8:
+      return "uint8";
+    case TokenType::kInt8:
+      return "int8";
+    case TokenType::kInt16:
+      return "int16";
+    case TokenType::kInt32:
+      return "int32";
+    case TokenType::kInt64:
+      return "int64";
+    default:
+      return "uint16";
   }
 }
 
@@ -121,7 +137,7 @@ IndexedDataset::IndexedDataset(std::string prefix, bool map_bin) : prefix_(std::
   } else {
     const int fd = ::open(bin_path.c_str(), O_RDONLY | O_CLOEXEC);
     PGPT_CHECK(DataError, fd >= 0, "cannot open ", bin_path, ": ", std::strerror(errno));
-    struct stat info{};
+    struct stat info {};
     try {
       PGPT_CHECK(DataError, ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode), "cannot read ", bin_path,
                  ": not a regular file");
@@ -155,8 +171,8 @@ void IndexedDataset::check_header() {
   const auto code = load<std::uint8_t>(*idx_, kTypeAt);
   PGPT_CHECK(DataError, code >= 1 && code <= 8, path, " at offset ", kTypeAt,
              ": expected a token type code from 1 to 8, found ", static_cast<int>(code));
-  PGPT_CHECK(DataError, code != 6 && code != 7, path, " at offset ", kTypeAt, ": token type code ", static_cast<int>(code),
-             " is a floating-point type; token ids must be integers (codes 1-5 and 8)");
+  PGPT_CHECK(DataError, code != 6 && code != 7, path, " at offset ", kTypeAt, ": token type code ",
+             static_cast<int>(code), " is a floating-point type; token ids must be integers (codes 1-5 and 8)");
   type_ = static_cast<TokenType>(code);
 
   const auto sequences = load<std::uint64_t>(*idx_, kSequencesAt);
@@ -165,9 +181,10 @@ void IndexedDataset::check_header() {
   const auto most = static_cast<std::uint64_t>(bytes);
   const bool sane = sequences <= most && boundaries <= most;
   const std::uint64_t expected = sane ? kHeaderBytes + 12 * sequences + 8 * boundaries : 0;
-  PGPT_CHECK(DataError, sane && (most == expected || most == expected + sequences), path, " has ", bytes, " bytes, but ",
-             sequences, " sequences (offset ", kSequencesAt, ") and ", boundaries, " document boundaries (offset ",
-             kBoundariesAt, ") need ", sane ? concat(expected) : std::string("more"), "; the file is truncated or damaged");
+  PGPT_CHECK(DataError, sane && (most == expected || most == expected + sequences), path, " has ", bytes,
+             " bytes, but ", sequences, " sequences (offset ", kSequencesAt, ") and ", boundaries,
+             " document boundaries (offset ", kBoundariesAt, ") need ", sane ? concat(expected) : std::string("more"),
+             "; the file is truncated or damaged");
   PGPT_CHECK(DataError, boundaries >= 1, path, " at offset ", kBoundariesAt,
              ": expected at least 1 document boundary, found 0");
   sequences_ = static_cast<std::int64_t>(sequences);
@@ -182,11 +199,12 @@ void IndexedDataset::check_entries(std::int64_t bin_bytes) const {
     PGPT_CHECK(DataError, tokens >= 0, path, " at offset ", kHeaderBytes + 4 * i, ": length of sequence ", i,
                " must not be negative, found ", tokens);
     const std::int64_t begin = byte_offset(i);
-    PGPT_CHECK(DataError, begin >= 0, path, " at offset ", kHeaderBytes + 4 * sequences_ + 8 * i, ": byte offset of sequence ",
-               i, " must not be negative, found ", begin);
+    PGPT_CHECK(DataError, begin >= 0, path, " at offset ", kHeaderBytes + 4 * sequences_ + 8 * i,
+               ": byte offset of sequence ", i, " must not be negative, found ", begin);
     PGPT_CHECK(DataError, begin <= bin_bytes && tokens * item <= bin_bytes - begin, prefix_, ".bin has ", bin_bytes,
-               " bytes, but sequence ", i, " needs ", tokens * item, " bytes at offset ", begin, " (", path, " at offset ",
-               kHeaderBytes + 4 * sequences_ + 8 * i, "); one of the files is truncated or they do not belong together");
+               " bytes, but sequence ", i, " needs ", tokens * item, " bytes at offset ", begin, " (", path,
+               " at offset ", kHeaderBytes + 4 * sequences_ + 8 * i,
+               "); one of the files is truncated or they do not belong together");
   }
   const std::int64_t boundaries_at = kHeaderBytes + 12 * sequences_;
   std::int64_t previous = 0;
@@ -195,17 +213,15 @@ void IndexedDataset::check_entries(std::int64_t bin_bytes) const {
     PGPT_CHECK(DataError, k > 0 || value == 0, path, " at offset ", boundaries_at,
                ": the first document boundary must be 0, found ", value);
     PGPT_CHECK(DataError, value >= previous && value <= sequences_, path, " at offset ", boundaries_at + 8 * k,
-               ": document boundary ", k, " must lie between its predecessor ", previous, " and the number of sequences ",
-               sequences_, ", found ", value);
+               ": document boundary ", k, " must lie between its predecessor ", previous,
+               " and the number of sequences ", sequences_, ", found ", value);
     previous = value;
   }
   PGPT_CHECK(DataError, previous == sequences_, path, " at offset ", boundaries_at + 8 * (boundaries_ - 1),
              ": the last document boundary must equal the number of sequences ", sequences_, ", found ", previous);
 }
 
-std::int64_t IndexedDataset::length(std::int64_t i) const {
-  return load<std::int32_t>(*idx_, kHeaderBytes + 4 * i);
-}
+std::int64_t IndexedDataset::length(std::int64_t i) const { return load<std::int32_t>(*idx_, kHeaderBytes + 4 * i); }
 
 std::int64_t IndexedDataset::byte_offset(std::int64_t i) const {
   return load<std::int64_t>(*idx_, kHeaderBytes + 4 * sequences_ + 8 * i);

@@ -31,12 +31,18 @@ bool append_token(std::vector<char>& out, std::int64_t token) {
 
 bool append_token(std::vector<char>& out, TokenType type, std::int64_t token) {
   switch (type) {
-    case TokenType::kUint8: return append_token<std::uint8_t>(out, token);
-    case TokenType::kInt8: return append_token<std::int8_t>(out, token);
-    case TokenType::kInt16: return append_token<std::int16_t>(out, token);
-    case TokenType::kInt32: return append_token<std::int32_t>(out, token);
-    case TokenType::kUint16: return append_token<std::uint16_t>(out, token);
-    default: return append_token<std::int64_t>(out, token);
+    case TokenType::kUint8:
+      return append_token<std::uint8_t>(out, token);
+    case TokenType::kInt8:
+      return append_token<std::int8_t>(out, token);
+    case TokenType::kInt16:
+      return append_token<std::int16_t>(out, token);
+    case TokenType::kInt32:
+      return append_token<std::int32_t>(out, token);
+    case TokenType::kUint16:
+      return append_token<std::uint16_t>(out, token);
+    default:
+      return append_token<std::int64_t>(out, token);
   }
 }
 
@@ -73,8 +79,8 @@ void IndexedDatasetWriter::add_sequence(std::span<const std::int64_t> tokens) {
 void IndexedDatasetWriter::end_document() { boundaries_.push_back(static_cast<std::int64_t>(lengths_.size())); }
 
 void IndexedDatasetWriter::append(const IndexedDataset& source) {
-  PGPT_CHECK(DataError, source.token_type() == type_, source.name(), " holds ", name_of(source.token_type()), " tokens and ",
-             prefix_, " ", name_of(type_), "; only equal types can be joined");
+  PGPT_CHECK(DataError, source.token_type() == type_, source.name(), " holds ", name_of(source.token_type()),
+             " tokens and ", prefix_, " ", name_of(type_), "; only equal types can be joined");
   std::vector<std::int64_t> tokens;
   std::int64_t next = 0;
   for (std::int64_t k = 1; k < source.boundaries(); ++k) {
@@ -98,7 +104,7 @@ void IndexedDatasetWriter::finish() {
   flush();
   const int bin_fd = fd_;
   fd_ = -1;
-  sync_and_close(bin_fd, bin_temporary_);
+  close_file(bin_fd, bin_temporary_, true);
 
   std::vector<char> index;
   const std::string_view magic("MMIDIDX\0\0", 9);
@@ -121,7 +127,7 @@ void IndexedDatasetWriter::finish() {
     ::close(fd);
     throw;
   }
-  sync_and_close(fd, idx_temporary_);
+  close_file(fd, idx_temporary_, true);
 
   // An index left from before must not meet the new tokens.
   ::unlink((prefix_ + ".idx").c_str());

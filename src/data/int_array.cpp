@@ -37,7 +37,8 @@ std::string_view field(std::string_view header, std::string_view key, char stop)
   const auto begin = header.find(key);
   if (begin == std::string_view::npos) return {};
   const auto end = header.find(stop, begin + key.size());
-  return end == std::string_view::npos ? std::string_view{} : header.substr(begin + key.size(), end - begin - key.size());
+  return end == std::string_view::npos ? std::string_view{}
+                                       : header.substr(begin + key.size(), end - begin - key.size());
 }
 
 }  // namespace
@@ -45,7 +46,7 @@ std::string_view field(std::string_view header, std::string_view key, char stop)
 MappedFile::MappedFile(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   PGPT_CHECK(DataError, fd >= 0, "cannot open ", path, ": ", std::strerror(errno));
-  struct stat info{};
+  struct stat info {};
   const bool known = ::fstat(fd, &info) == 0;
   const int error = errno;
   if (!known || !S_ISREG(info.st_mode)) {
@@ -72,13 +73,17 @@ MappedFile::~MappedFile() {
 
 std::size_t bytes_of(IntType type) {
   switch (type) {
-    case IntType::kInt16: return 2;
-    case IntType::kInt64: return 8;
-    default: return 4;
+    case IntType::kInt16:
+      return 2;
+    case IntType::kInt64:
+      return 8;
+    default:
+      return 4;
   }
 }
 
-IntArray::IntArray(IntType type, std::int64_t rows, std::int64_t columns) : type_(type), rows_(rows), columns_(columns) {
+IntArray::IntArray(IntType type, std::int64_t rows, std::int64_t columns)
+    : type_(type), rows_(rows), columns_(columns) {
   const std::size_t size = static_cast<std::size_t>(rows * columns) * bytes_of(type);
   const std::shared_ptr<std::byte[]> storage(new std::byte[size > 0 ? size : 1]());
   owned_ = storage.get();
@@ -88,10 +93,14 @@ IntArray::IntArray(IntType type, std::int64_t rows, std::int64_t columns) : type
 
 std::int64_t IntArray::operator[](std::int64_t i) const {
   switch (type_) {
-    case IntType::kInt16: return load<std::int16_t>(data_, i);
-    case IntType::kInt32: return load<std::int32_t>(data_, i);
-    case IntType::kUint32: return load<std::uint32_t>(data_, i);
-    default: return load<std::int64_t>(data_, i);
+    case IntType::kInt16:
+      return load<std::int16_t>(data_, i);
+    case IntType::kInt32:
+      return load<std::int32_t>(data_, i);
+    case IntType::kUint32:
+      return load<std::uint32_t>(data_, i);
+    default:
+      return load<std::int64_t>(data_, i);
   }
 }
 
@@ -115,8 +124,8 @@ std::string IntArray::npy_header() const {
 IntArray IntArray::map_npy(const std::string& path) {
   auto file = std::make_shared<const MappedFile>(path);
   const std::string_view all(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size());
-  PGPT_CHECK(DataError, all.size() >= kNpyPrefix && all.substr(0, 8) == std::string_view("\x93NUMPY\x01\x00", 8),
-             path, " is not a version 1.0 .npy file");
+  PGPT_CHECK(DataError, all.size() >= kNpyPrefix && all.substr(0, 8) == std::string_view("\x93NUMPY\x01\x00", 8), path,
+             " is not a version 1.0 .npy file");
   const std::size_t length =
       static_cast<unsigned char>(all[8]) + 256U * static_cast<std::size_t>(static_cast<unsigned char>(all[9]));
   PGPT_CHECK(DataError, all.size() >= kNpyPrefix + length, path, ": the .npy header is truncated");
@@ -143,8 +152,9 @@ IntArray IntArray::map_npy(const std::string& path) {
              std::string(header));
   const std::size_t available = all.size() - kNpyPrefix - length;
   const std::size_t row_bytes = bytes_of(array.type_) * static_cast<std::size_t>(array.columns_);
-  PGPT_CHECK(DataError, available % row_bytes == 0 && available / row_bytes == static_cast<std::size_t>(array.rows_), path,
-             ": ", available, " bytes of data where the header promises ", array.rows_, " rows of ", row_bytes, " bytes");
+  PGPT_CHECK(DataError, available % row_bytes == 0 && available / row_bytes == static_cast<std::size_t>(array.rows_),
+             path, ": ", available, " bytes of data where the header promises ", array.rows_, " rows of ", row_bytes,
+             " bytes");
   array.data_ = file->bytes().data() + kNpyPrefix + length;
   array.owner_ = std::move(file);
   return array;

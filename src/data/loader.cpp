@@ -1,9 +1,9 @@
 #include "pgpt/data/loader.h"
 
-#include <csignal>
 #include <pthread.h>
 
 #include <algorithm>
+#include <csignal>
 
 #include "pgpt/base/error.h"
 
@@ -27,7 +27,8 @@ PackedStatistics& PackedStatistics::operator+=(const PackedStatistics& other) {
   return *this;
 }
 
-DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<Sampler> sampler, const LoaderOptions& options)
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, std::unique_ptr<Sampler> sampler,
+                       const LoaderOptions& options)
     : dataset_(std::move(dataset)), sampler_(std::move(sampler)), options_(options) {
   options_.depth = std::max<std::size_t>(options_.depth, 1);
 }

@@ -27,8 +27,8 @@ void add_document(const nlohmann::json& value, const PreprocessOptions& options,
   if (options.append_eod && !sequences.empty()) sequences.back().push_back(options.eod);
   for (const auto& sequence : sequences) {
     for (const std::int64_t id : sequence) {
-      PGPT_CHECK(DataError, id >= 0 && id < options.vocab_size, "token id ", id, " does not lie in [0, ", options.vocab_size,
-                 "); give the right --vocab-size");
+      PGPT_CHECK(DataError, id >= 0 && id < options.vocab_size, "token id ", id, " does not lie in [0, ",
+                 options.vocab_size, "); give the right --vocab-size");
     }
     writer.add_sequence(sequence);
     ++result.sequences;
@@ -64,8 +64,8 @@ PreprocessResult preprocess_jsonl(const PreprocessOptions& options, const TextTo
       try {
         const auto json = nlohmann::json::parse(line);
         for (std::size_t k = 0; k < options.keys.size(); ++k) {
-          PGPT_CHECK(DataError, json.is_object() && json.contains(options.keys[k]), "there is no key '", options.keys[k],
-                     "'; name the right one with --json-keys");
+          PGPT_CHECK(DataError, json.is_object() && json.contains(options.keys[k]), "there is no key '",
+                     options.keys[k], "'; name the right one with --json-keys");
           add_document(json[options.keys[k]], options, tokenize, *writers[k], result);
         }
       } catch (const nlohmann::json::exception& problem) {

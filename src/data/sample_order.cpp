@@ -74,8 +74,8 @@ OrderPlan plan_order(const DocumentSource& source, const OrderRequest& request) 
   const std::int64_t sequence = request.seq_length;
   const std::int64_t extra = request.extra_token;
   PGPT_CHECK(ConfigError, sequence >= 1, "--seq-length ", sequence, " must be at least 1");
-  PGPT_CHECK(DataError, range.begin >= 0 && range.end <= source.size(), source.name(), ": documents [", range.begin, ", ",
-             range.end, ") were asked of ", source.size());
+  PGPT_CHECK(DataError, range.begin >= 0 && range.end <= source.size(), source.name(), ": documents [", range.begin,
+             ", ", range.end, ") were asked of ", source.size());
   PGPT_CHECK(DataError, source.size() <= kInt32Max, source.name(), " has ", source.size(),
              " sequences; the index format allows ", kInt32Max, ". Split the corpus");
   OrderPlan plan;
@@ -88,8 +88,8 @@ OrderPlan plan_order(const DocumentSource& source, const OrderRequest& request) 
   if (request.num_samples) {
     const Wide needed = static_cast<Wide>(*request.num_samples) * sequence + extra;
     const Wide epochs = std::max<Wide>(1, (needed + tokens - 1) / tokens);
-    PGPT_CHECK(DataError, epochs * std::max<Wide>(tokens, range.size()) < (static_cast<Wide>(1) << 62), source.name(), ": ",
-               *request.num_samples, " samples of ", sequence, " tokens need more epochs of ", tokens,
+    PGPT_CHECK(DataError, epochs * std::max<Wide>(tokens, range.size()) < (static_cast<Wide>(1) << 62), source.name(),
+               ": ", *request.num_samples, " samples of ", sequence, " tokens need more epochs of ", tokens,
                " tokens than can be indexed; lower --train-iters or --train-samples");
     plan.epochs = static_cast<std::int64_t>(epochs);
   }
@@ -142,7 +142,8 @@ SampleOrder build_order(const DocumentSource& source, const OrderRequest& reques
   const bool wide_shuffle = plan.samples >= std::int64_t{std::numeric_limits<std::uint32_t>::max()} - 1;
   order.shuffle_index = IntArray(wide_shuffle ? IntType::kInt64 : IntType::kUint32, plan.samples);
   if (wide_shuffle) {
-    fill_shuffle(order.shuffle_index.fill<std::int64_t>(), plan.samples_before_last_epoch, plan.separate_last_epoch, random);
+    fill_shuffle(order.shuffle_index.fill<std::int64_t>(), plan.samples_before_last_epoch, plan.separate_last_epoch,
+                 random);
   } else {
     fill_shuffle(order.shuffle_index.fill<std::uint32_t>(), plan.samples_before_last_epoch, plan.separate_last_epoch,
                  random);

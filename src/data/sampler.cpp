@@ -35,11 +35,11 @@ std::optional<std::vector<std::int64_t>> SingleSampler::next() {
 }
 
 std::string SingleSampler::exhausted() const {
-  return concat("the ", request_.name, " data set gives ", request_.total, " samples and ",
-                std::min(position_, request_.total), " are consumed; the next micro-batch of all data ranks needs ",
-                request_.micro_batch * request_.size,
-                " more. Ask for as many samples as the run uses (--train-samples, or --train-iters with the global batch "
-                "size), give more data, or use --dataloader-type cyclic");
+  return concat(
+      "the ", request_.name, " data set gives ", request_.total, " samples and ", std::min(position_, request_.total),
+      " are consumed; the next micro-batch of all data ranks needs ", request_.micro_batch * request_.size,
+      " more. Ask for as many samples as the run uses (--train-samples, or --train-iters with the global batch "
+      "size), give more data, or use --dataloader-type cyclic");
 }
 
 CyclicSampler::CyclicSampler(const SamplerRequest& request, bool data_sharding)
@@ -48,8 +48,8 @@ CyclicSampler::CyclicSampler(const SamplerRequest& request, bool data_sharding)
   const std::int64_t group = request.micro_batch * request.size;
   active_ = request.total - request.total % group;
   PGPT_CHECK(DataError, active_ > 0, "the ", request.name, " data set has ", request.total,
-             " samples, but one micro-batch of all data ranks needs ", group, " (micro batch ", request.micro_batch, " x ",
-             request.size, " data ranks)");
+             " samples, but one micro-batch of all data ranks needs ", group, " (micro batch ", request.micro_batch,
+             " x ", request.size, " data ranks)");
   PGPT_CHECK(DataError, consumed_ % active_ % group == 0, "the ", request.name, " data set was left after ", consumed_,
              " samples, ", consumed_ % active_, " into its epoch of ", active_,
              ": not a multiple of micro batch x data ranks = ", group,
@@ -91,7 +91,8 @@ void CyclicSampler::start_epoch() {
 
 std::string CyclicSampler::exhausted() const { return concat("the ", request_.name, " data set is empty"); }
 
-FullValidationSampler::FullValidationSampler(const SamplerRequest& request) : request_(request), position_(request.rank) {
+FullValidationSampler::FullValidationSampler(const SamplerRequest& request)
+    : request_(request), position_(request.rank) {
   check(request);
   PGPT_CHECK(DataError, request.total >= request.size, "--full-validation: the ", request.name, " data set has ",
              request.total, " samples for ", request.size,

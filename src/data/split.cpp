@@ -9,9 +9,12 @@ namespace pgpt::data {
 
 const char* name_of(Split split) {
   switch (split) {
-    case Split::kTrain: return "train";
-    case Split::kValid: return "valid";
-    default: return "test";
+    case Split::kTrain:
+      return "train";
+    case Split::kValid:
+      return "valid";
+    default:
+      return "test";
   }
 }
 

@@ -38,8 +38,7 @@ FileResult read_files(const config::Config& config, const std::string& type) {
   } else if (is_sentencepiece(type)) {
     result.facts = read_sentencepiece_model(result.path);
   } else if (type == "TikTokenizer") {
-    result.facts =
-        read_tiktoken_json(result.path, data.tiktoken_num_special_tokens, config.model.vocab_size);
+    result.facts = read_tiktoken_json(result.path, data.tiktoken_num_special_tokens, config.model.vocab_size);
   } else {
     result.facts = read_huggingface_folder(result.path);
   }
@@ -75,8 +74,8 @@ std::int64_t agree(const char* what, const char* option, std::int64_t from_flag,
 TokenizerFacts resolve_tokenizer(const config::Config& config) {
   const auto& data = config.data;
   const std::string type = data.tokenizer_type.empty() ? "GPT2BPETokenizer" : data.tokenizer_type;
-  const bool needs_eod =
-      data.eod_mask_loss || data.reset_position_ids || (data.reset_attention_mask && data.create_attention_mask) || data.mock;
+  const bool needs_eod = data.eod_mask_loss || data.reset_position_ids ||
+                         (data.reset_attention_mask && data.create_attention_mask) || data.mock;
   TokenizerFacts facts;
   if (type == "NullTokenizer" || type == "NullMultimodalTokenizer") {
     facts = null_facts(config, type);
@@ -90,8 +89,8 @@ TokenizerFacts resolve_tokenizer(const config::Config& config) {
                needs_eod ? ", and --null-tokenizer-eod-id for the end-of-document id" : "");
     facts.eod = agree("end-of-text id", "--null-tokenizer-eod-id", data.eod_id, files, files.facts.eod);
     facts.pad = data.pad_id >= 0 ? data.pad_id : files.facts.pad;
-    PGPT_CHECK(ConfigError, facts.eod >= 0 || !needs_eod, "--tokenizer-type ", type, ": the end-of-document id is unknown (",
-               files.reason,
+    PGPT_CHECK(ConfigError, facts.eod >= 0 || !needs_eod, "--tokenizer-type ", type,
+               ": the end-of-document id is unknown (", files.reason,
                ") and --eod-mask-loss, --reset-position-ids, --reset-attention-mask or --mock-data need it; add "
                "--null-tokenizer-eod-id");
     facts.description = {{"class", type},
@@ -101,10 +100,11 @@ TokenizerFacts resolve_tokenizer(const config::Config& config) {
                          {"pad_id", std::to_string(facts.pad)}};
   }
   PGPT_CHECK(ConfigError, facts.eod < facts.vocab_size, "the end-of-document id ", facts.eod,
-             " must be below the vocabulary size ", facts.vocab_size, "; correct --null-tokenizer-eod-id or --vocab-size");
+             " must be below the vocabulary size ", facts.vocab_size,
+             "; correct --null-tokenizer-eod-id or --vocab-size");
   PGPT_CHECK(ConfigError, config.model.padded_vocab_size == 0 || config.model.padded_vocab_size >= facts.vocab_size,
-             "the padded vocabulary ", config.model.padded_vocab_size, " is smaller than the tokenizer's ", facts.vocab_size,
-             "; correct --padded-vocab-size or --vocab-size");
+             "the padded vocabulary ", config.model.padded_vocab_size, " is smaller than the tokenizer's ",
+             facts.vocab_size, "; correct --padded-vocab-size or --vocab-size");
   return facts;
 }
 
@@ -116,8 +116,8 @@ std::vector<std::int64_t> null_tokenize(std::string_view text, std::int64_t voca
     const std::string_view piece = text.substr(begin, end - begin);
     std::int64_t id = 0;
     const auto parsed = std::from_chars(piece.data(), piece.data() + piece.size(), id);
-    PGPT_CHECK(DataError, parsed.ec == std::errc() && parsed.ptr == piece.data() + piece.size(), "'", std::string(piece),
-               "' is not an integer; NullTokenizer reads integers separated by single blanks");
+    PGPT_CHECK(DataError, parsed.ec == std::errc() && parsed.ptr == piece.data() + piece.size(), "'",
+               std::string(piece), "' is not an integer; NullTokenizer reads integers separated by single blanks");
     PGPT_CHECK(DataError, id >= 0 && id < vocab_size, "token id ", id, " does not lie in [0, ", vocab_size,
                "); give the right --vocab-size");
     ids.push_back(id);

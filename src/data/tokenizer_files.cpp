@@ -60,11 +60,20 @@ class ProtoReader {
     text_ = {};
     number_ = 0;
     switch (key & 7U) {
-      case 0: number_ = varint(); break;
-      case 1: text_ = take(8); break;
-      case 2: text_ = take(varint()); break;
-      case 5: text_ = take(4); break;
-      default: fail();
+      case 0:
+        number_ = varint();
+        break;
+      case 1:
+        text_ = take(8);
+        break;
+      case 2:
+        text_ = take(varint());
+        break;
+      case 5:
+        text_ = take(4);
+        break;
+      default:
+        fail();
     }
     return true;
   }
@@ -73,7 +82,9 @@ class ProtoReader {
   [[nodiscard]] std::string_view text() const { return text_; }
 
  private:
-  [[noreturn]] void fail() const { throw ConfigError(concat(path_, " is not a SentencePiece model (damaged at byte ", at_, ")")); }
+  [[noreturn]] void fail() const {
+    throw ConfigError(concat(path_, " is not a SentencePiece model (damaged at byte ", at_, ")"));
+  }
 
   std::string_view take(std::uint64_t size) {
     if (size > bytes_.size() - at_) fail();
@@ -135,8 +146,8 @@ TokenizerFileFacts read_huggingface_folder(const std::string& path) {
     if (vocab.is_array()) {
       // Unigram models list [piece, score] pairs; the position is the id.
       for (std::size_t i = 0; i < vocab.size(); ++i) {
-        PGPT_CHECK(ConfigError, vocab[i].is_array() && !vocab[i].empty() && vocab[i][0].is_string(), name,
-                   ": entry ", i, " of model.vocab is not a [piece, score] pair");
+        PGPT_CHECK(ConfigError, vocab[i].is_array() && !vocab[i].empty() && vocab[i][0].is_string(), name, ": entry ",
+                   i, " of model.vocab is not a [piece, score] pair");
         ids[vocab[i][0].get<std::string>()] = static_cast<std::int64_t>(i);
       }
     } else {
@@ -227,8 +238,8 @@ TokenizerFileFacts read_tiktoken_json(const std::string& path, std::int64_t spec
              special_tokens, " must lie between ", kTikNamedTokens, " and the vocabulary size ", size);
   const auto ranked = static_cast<std::int64_t>(tokens.size());
   PGPT_CHECK(ConfigError, ranked + special_tokens >= size, path, " holds ", ranked, " tokens; with ", special_tokens,
-             " special ones that is less than the vocabulary of ", size, "; give --vocab-size ", ranked + special_tokens,
-             " or less");
+             " special ones that is less than the vocabulary of ", size, "; give --vocab-size ",
+             ranked + special_tokens, " or less");
   return {size, kTikEod, kTikPad};
 }
 

@@ -1,5 +1,6 @@
 // Activations of the feed-forward block and their gradients, with the reference's constants.
 
+#include <algorithm>
 #include <numbers>
 
 #include "fast.h"
@@ -58,7 +59,8 @@ at::Tensor gated_forward(const at::Tensor& x, const at::Tensor& bias, const Acti
   return (gate * linear).to(x.scalar_type());
 }
 
-at::Tensor gated_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options) {
+at::Tensor gated_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                          const ActivationOptions& options) {
   const at::ScalarType step = intermediate_type(x, options);
   const at::Tensor u = input_of(x, bias, options);
   const Halves halves = halves_of(u, options);
@@ -77,12 +79,7 @@ at::Tensor gated_backward(const at::Tensor& dy, const at::Tensor& x, const at::T
   return at::cat({d_gate.to(x.scalar_type()), d_linear.to(x.scalar_type())}, 1);
 }
 
-}  // namespace
-
-at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options, const Policy& policy) {
-  if constexpr (fast::kBuilt) {
-    if (auto y = fast::activation_forward(x, bias, options, policy)) return *y;
-  }
+at::Tensor forward_rows(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options) {
   if (is_gated(options.kind)) return gated_forward(x, bias, options);
   const at::Tensor u = input_of(x, bias, options);
   switch (options.kind) {
@@ -95,18 +92,16 @@ at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, const
   }
 }
 
-at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options,
-                               const Policy& policy) {
-  if constexpr (fast::kBuilt) {
-    if (auto dx = fast::activation_backward(dy, x, bias, options, policy)) return *dx;
-  }
+at::Tensor backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                         const ActivationOptions& options) {
   if (is_gated(options.kind)) return gated_backward(dy, x, bias, options);
   const at::Tensor u = input_of(x, bias, options);
   const at::Tensor g = detail::widen(dy);
   switch (options.kind) {
     case ActivationKind::kGeluTanh: {
       const at::Tensor t = gelu_tanh_argument(u);
-      const at::Tensor derivative = (0.5 * u).mul_((1 - t * t).mul_(kGeluScale + kGeluDerivative * u * u)).add_(0.5 * (1 + t));
+      const at::Tensor derivative =
+          (0.5 * u).mul_((1 - t * t).mul_(kGeluScale + kGeluDerivative * u * u)).add_(0.5 * (1 + t));
       return (derivative * g).to(x.scalar_type());
     }
     case ActivationKind::kSquaredRelu:
@@ -118,6 +113,42 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const 
       return (cdf + u * at::exp(-0.5 * u * u).mul_(density)).mul_(g).to(x.scalar_type());
     }
   }
+}
+
+// The result of function(first row, rows) for all rows of x. On CPU in blocks whose temporaries stay in the cache.
+template <class Function>
+at::Tensor in_row_blocks(const at::Tensor& x, std::int64_t width, const Function& function) {
+  const std::int64_t tokens = x.size(0);
+  const std::int64_t rows = std::max<std::int64_t>(1, (std::int64_t{1} << 18) / std::max<std::int64_t>(1, x.size(1)));
+  if (x.is_cuda() || tokens <= rows) return function(0, tokens);
+  const at::Tensor out = at::empty({tokens, width}, x.options());
+  for (std::int64_t first = 0; first < tokens; first += rows) {
+    const std::int64_t count = std::min(rows, tokens - first);
+    out.narrow(0, first, count).copy_(function(first, count));
+  }
+  return out;
+}
+
+}  // namespace
+
+at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options,
+                              const Policy& policy) {
+  if constexpr (fast::kBuilt) {
+    if (auto y = fast::activation_forward(x, bias, options, policy)) return *y;
+  }
+  return in_row_blocks(
+      x, is_gated(options.kind) ? x.size(1) / 2 : x.size(1),
+      [&](std::int64_t first, std::int64_t count) { return forward_rows(x.narrow(0, first, count), bias, options); });
+}
+
+at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                               const ActivationOptions& options, const Policy& policy) {
+  if constexpr (fast::kBuilt) {
+    if (auto dx = fast::activation_backward(dy, x, bias, options, policy)) return *dx;
+  }
+  return in_row_blocks(x, x.size(1), [&](std::int64_t first, std::int64_t count) {
+    return backward_rows(dy.narrow(0, first, count), x.narrow(0, first, count), bias, options);
+  });
 }
 
 }  // namespace pgpt::kernels

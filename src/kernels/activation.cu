@@ -6,9 +6,11 @@ namespace pgpt::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// The reference's constants: tanh GELU's sqrt(2/pi), its cubic coefficient and 3 * sqrt(2/pi) * that; quick GELU's slope.
+// The reference's constants: tanh GELU's sqrt(2/pi), its cubic coefficient and 3 * sqrt(2/pi) * that; quick GELU's
+// slope.
 constexpr float kGeluScale = 0.79788456F, kGeluCubic = 0.044715F, kGeluDerivative = 0.1070322243F, kQuickGelu = 1.702F;
-constexpr float kInverseSqrt2 = 0.707106781186547524F, kNormalDensity = 0.398942280401432678F;  // 1/sqrt(2), 1/sqrt(2 pi)
+constexpr float kInverseSqrt2 = 0.707106781186547524F,
+                kNormalDensity = 0.398942280401432678F;  // 1/sqrt(2), 1/sqrt(2 pi)
 
 struct Options {
   bool fused_rounding;
@@ -63,8 +65,8 @@ __device__ float step(float x, bool fused_rounding) {
 
 template <class T, Activation Kind>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(const T* __restrict__ x, const T* __restrict__ bias, Options options, std::uint32_t count, FastDivider vectors_per_row,
-                   T* __restrict__ y) {
+    forward_kernel(const T* __restrict__ x, const T* __restrict__ bias, Options options, std::uint32_t count,
+                   FastDivider vectors_per_row, T* __restrict__ y) {
   const std::uint32_t vector = blockIdx.x * kThreads + threadIdx.x;
   if (vector >= count) return;
   const std::int64_t row = vectors_per_row.divide(vector), features = std::int64_t{8} * vectors_per_row.divisor;
@@ -95,8 +97,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T, Activation Kind>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ bias, Options options, std::uint32_t count,
-                    FastDivider vectors_per_row, T* __restrict__ dx) {
+    backward_kernel(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ bias, Options options,
+                    std::uint32_t count, FastDivider vectors_per_row, T* __restrict__ dx) {
   const std::uint32_t vector = blockIdx.x * kThreads + threadIdx.x;
   if (vector >= count) return;
   const std::int64_t row = vectors_per_row.divide(vector), features = std::int64_t{8} * vectors_per_row.divisor;
@@ -141,11 +143,16 @@ template <class F>
 void with_kind(const ActivationArguments& a, F&& f) {
   with_type(a.type, [&](auto tag) {
     switch (a.kind) {
-      case Activation::kGeluTanh: return f(tag, std::integral_constant<Activation, Activation::kGeluTanh>{});
-      case Activation::kGeluErf: return f(tag, std::integral_constant<Activation, Activation::kGeluErf>{});
-      case Activation::kSquaredRelu: return f(tag, std::integral_constant<Activation, Activation::kSquaredRelu>{});
-      case Activation::kSwiglu: return f(tag, std::integral_constant<Activation, Activation::kSwiglu>{});
-      case Activation::kQuickGeglu: return f(tag, std::integral_constant<Activation, Activation::kQuickGeglu>{});
+      case Activation::kGeluTanh:
+        return f(tag, std::integral_constant<Activation, Activation::kGeluTanh>{});
+      case Activation::kGeluErf:
+        return f(tag, std::integral_constant<Activation, Activation::kGeluErf>{});
+      case Activation::kSquaredRelu:
+        return f(tag, std::integral_constant<Activation, Activation::kSquaredRelu>{});
+      case Activation::kSwiglu:
+        return f(tag, std::integral_constant<Activation, Activation::kSwiglu>{});
+      case Activation::kQuickGeglu:
+        return f(tag, std::integral_constant<Activation, Activation::kQuickGeglu>{});
     }
     throw std::logic_error("internal error: unknown activation");
   });
@@ -171,8 +178,9 @@ void activation_forward(const ActivationArguments& a, void* y, cudaStream_t stre
   const Launch l(a);
   with_kind(a, [&](auto tag, auto kind) {
     using T = decltype(tag);
-    forward_kernel<T, decltype(kind)::value><<<l.blocks, kThreads, 0, stream>>>(
-        static_cast<const T*>(a.x), static_cast<const T*>(a.bias), l.options, l.count, l.vectors_per_row, static_cast<T*>(y));
+    forward_kernel<T, decltype(kind)::value>
+        <<<l.blocks, kThreads, 0, stream>>>(static_cast<const T*>(a.x), static_cast<const T*>(a.bias), l.options,
+                                            l.count, l.vectors_per_row, static_cast<T*>(y));
   });
   check_launch("activation_forward");
 }
@@ -183,8 +191,8 @@ void activation_backward(const ActivationArguments& a, const void* dy, void* dx,
   with_kind(a, [&](auto tag, auto kind) {
     using T = decltype(tag);
     backward_kernel<T, decltype(kind)::value><<<l.blocks, kThreads, 0, stream>>>(
-        static_cast<const T*>(dy), static_cast<const T*>(a.x), static_cast<const T*>(a.bias), l.options, l.count, l.vectors_per_row,
-        static_cast<T*>(dx));
+        static_cast<const T*>(dy), static_cast<const T*>(a.x), static_cast<const T*>(a.bias), l.options, l.count,
+        l.vectors_per_row, static_cast<T*>(dx));
   });
   check_launch("activation_backward");
 }

@@ -24,8 +24,8 @@ at::Tensor hidden_keys(const at::Tensor& mask, const RowBlock& block, at::Device
   return at::arange(block.keys, ids) > at::arange(block.first, block.first + block.count, ids).unsqueeze(1);
 }
 
-at::Tensor probability_factors(const AttentionOptions& options, std::int64_t heads, std::int64_t s, const RowBlock& block,
-                               at::ScalarType type, at::Device device) {
+at::Tensor probability_factors(const AttentionOptions& options, std::int64_t heads, std::int64_t s,
+                               const RowBlock& block, at::ScalarType type, at::Device device) {
   const DropoutState state{options.dropout, options.dropout_seed, options.dropout_offset};
   return dropout_factors(state, {heads, block.count, block.keys, block.first * s, s * s, s}, type, device);
 }
@@ -43,11 +43,12 @@ Implementation choose(const Qkv& qkv, const AttentionOptions& options) {
 
 }  // namespace
 
-at::Tensor attention_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options, AttentionSaved& saved,
-                             const Policy& /*policy*/) {
+at::Tensor attention_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+                             AttentionSaved& saved, const Policy& /*policy*/) {
   detail::check_dropout(options.dropout);
   PGPT_ASSERT(qkv.q.size(2) % qkv.k.size(2) == 0, qkv.q.size(2), " query heads for ", qkv.k.size(2), " groups");
-  PGPT_ASSERT(!mask.defined() || (mask.scalar_type() == at::kBool && mask.dim() == 4), "the mask must be bool [b,1,s,s]");
+  PGPT_ASSERT(!mask.defined() || (mask.scalar_type() == at::kBool && mask.dim() == 4),
+              "the mask must be bool [b,1,s,s]");
   saved = AttentionSaved{};
   saved.q = qkv.q;
   saved.k = qkv.k;
@@ -83,8 +84,8 @@ std::string attention_implementation(const Qkv& qkv, const at::Tensor& mask, con
     case Implementation::kFusedForm:
       return "composite (fused form" + masked + ")";
     default:
-      return std::string("composite (unfused, ") +
-             (options.form == AttentionForm::kUnfused ? "16-bit" : "fp32") + " probabilities" + masked + ")";
+      return std::string("composite (unfused, ") + (options.form == AttentionForm::kUnfused ? "16-bit" : "fp32") +
+             " probabilities" + masked + ")";
   }
 }
 

@@ -13,8 +13,8 @@ namespace {
 
 // The mask as cuDNN wants it: added to the scores.
 at::Tensor additive_bias(const at::Tensor& mask, at::ScalarType dtype) {
-  if (!mask.defined()) return {};
-  return at::zeros(mask.sizes(), mask.options().dtype(dtype)).masked_fill_(mask, -std::numeric_limits<double>::infinity());
+  return at::zeros(mask.sizes(), mask.options().dtype(dtype))
+      .masked_fill_(mask, -std::numeric_limits<double>::infinity());
 }
 
 // Largest head dimension of the backward kernels.
@@ -35,10 +35,14 @@ bool cudnn_takes(const Qkv& qkv, const AttentionOptions& options) {
          d <= largest_head_dim(qkv.q);
 }
 
-at::Tensor cudnn_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options, AttentionSaved& saved) {
-  const at::Tensor bias = additive_bias(mask, qkv.q.scalar_type());
-  auto [out, log_sum_exp, cum_q, cum_k, max_q, max_k, seed, offset, debug] = at::_scaled_dot_product_cudnn_attention(
-      qkv.q.transpose(1, 2), qkv.k.transpose(1, 2), qkv.v.transpose(1, 2), bias, true, 0.0, !mask.defined(), false, options.scale);
+at::Tensor cudnn_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+                         AttentionSaved& saved) {
+  // An undefined tensor inside the optional would count as a bias.
+  std::optional<at::Tensor> bias;
+  if (mask.defined()) bias = additive_bias(mask, qkv.q.scalar_type());
+  auto [out, log_sum_exp, cum_q, cum_k, max_q, max_k, seed, offset, debug] =
+      at::_scaled_dot_product_cudnn_attention(qkv.q.transpose(1, 2), qkv.k.transpose(1, 2), qkv.v.transpose(1, 2), bias,
+                                              true, 0.0, !mask.defined(), false, options.scale);
   saved.log_sum_exp = log_sum_exp.squeeze(3);
   saved.philox_seed = seed;
   saved.philox_offset = offset;
@@ -48,11 +52,12 @@ at::Tensor cudnn_forward(const Qkv& qkv, const at::Tensor& mask, const Attention
 }
 
 Qkv cudnn_backward(const at::Tensor& dout, const AttentionSaved& saved) {
-  const at::Tensor bias = additive_bias(saved.mask, saved.q.scalar_type());
+  const at::Tensor bias = saved.mask.defined() ? additive_bias(saved.mask, saved.q.scalar_type()) : at::Tensor();
   const std::int64_t s = saved.q.size(1);
   auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
-      dout.transpose(1, 2), saved.q.transpose(1, 2), saved.k.transpose(1, 2), saved.v.transpose(1, 2), saved.out.transpose(1, 2),
-      saved.log_sum_exp.unsqueeze(3), saved.philox_seed, saved.philox_offset, bias, {}, {}, s, s, 0.0, !saved.mask.defined(), saved.options.scale);
+      dout.transpose(1, 2), saved.q.transpose(1, 2), saved.k.transpose(1, 2), saved.v.transpose(1, 2),
+      saved.out.transpose(1, 2), saved.log_sum_exp.unsqueeze(3), saved.philox_seed, saved.philox_offset, bias, {}, {},
+      s, s, 0.0, !saved.mask.defined(), saved.options.scale);
   return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
 }
 

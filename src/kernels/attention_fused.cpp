@@ -1,4 +1,5 @@
-// Attention with the rounding points of fused kernels: fp32 scores, un-normalised probabilities rounded before the product with v.
+// Attention with the rounding points of fused kernels: fp32 scores, un-normalised probabilities rounded before the
+// product with v.
 
 #include <limits>
 
@@ -7,12 +8,17 @@
 namespace pgpt::kernels::detail {
 namespace {
 
-// A group's query heads share its keys, so they are stacked as rows: one batched product over b*ng serves all of them, and products
-// that contract over rows sum the group's heads in fp32.
+// A group's query heads share its keys, so they are stacked as rows: one batched product over b*ng serves all of them,
+// and products that contract over rows sum the group's heads in fp32.
 struct Shape {
   std::int64_t b, s, nh, ng, d, per_group;
   explicit Shape(const Qkv& qkv)
-      : b(qkv.q.size(0)), s(qkv.q.size(1)), nh(qkv.q.size(2)), ng(qkv.k.size(2)), d(qkv.q.size(3)), per_group(nh / ng) {}
+      : b(qkv.q.size(0)),
+        s(qkv.q.size(1)),
+        nh(qkv.q.size(2)),
+        ng(qkv.k.size(2)),
+        d(qkv.q.size(3)),
+        per_group(nh / ng) {}
 };
 
 // Rows of x [b,s,nh,d] as [b*ng, per_group*rows, d] in the compute type.
@@ -50,7 +56,8 @@ at::Tensor stacked(const at::Tensor& t, const Shape& shape, const RowBlock& bloc
 
 }  // namespace
 
-at::Tensor fused_form_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options, AttentionSaved& saved) {
+at::Tensor fused_form_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+                              AttentionSaved& saved) {
   const Shape shape(qkv);
   const at::ScalarType dtype = qkv.q.scalar_type();
   const at::Tensor k = keys_by_group(qkv.k, shape);
@@ -64,7 +71,8 @@ at::Tensor fused_form_forward(const Qkv& qkv, const at::Tensor& mask, const Atte
     const at::Tensor row_sum = at::sum(p, {3}, true);
     saved.log_sum_exp.narrow(2, block.first, block.count).copy_((row_max + at::log(row_sum)).squeeze(3));
     if (options.dropout > 0) {
-      p = p.mul_(probability_factors(options, shape.b * shape.nh, shape.s, block, p.scalar_type(), p.device()).view_as(p));
+      p = p.mul_(
+          probability_factors(options, shape.b * shape.nh, shape.s, block, p.scalar_type(), p.device()).view_as(p));
     }
     const at::Tensor context = at::bmm(stacked(rounded(p, dtype), shape, block), v.narrow(1, 0, block.keys));
     store_rows(context.view({shape.b, shape.nh, block.count, shape.d}).div_(row_sum), out, shape, block);
@@ -103,7 +111,8 @@ Qkv fused_form_backward(const at::Tensor& dout, const AttentionSaved& saved) {
     dv.narrow(1, 0, block.keys).baddbmm_(rounded_p.transpose(1, 2), dy);
     // Sum over keys of P*dP, equal to the row's dO*O also with dropout.
     const at::Tensor row_dot = at::sum(dy * stacked_rows(saved.out, shape, block), {2}, true);
-    const at::Tensor ds = stacked(rounded(dp.sub_(row_dot.view({shape.b, shape.nh, block.count, 1})).mul_(p), dtype), shape, block);
+    const at::Tensor ds =
+        stacked(rounded(dp.sub_(row_dot.view({shape.b, shape.nh, block.count, 1})).mul_(p), dtype), shape, block);
     store_rows(at::bmm(ds, block_k).mul_(options.scale), gradient.q, shape, block);
     dk.narrow(1, 0, block.keys).baddbmm_(ds.transpose(1, 2), q);
   }

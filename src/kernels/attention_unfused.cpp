@@ -33,7 +33,8 @@ at::Tensor to_heads(const at::Tensor& gradient, const Shape& shape, std::int64_t
 
 }  // namespace
 
-at::Tensor unfused_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options, AttentionSaved& saved) {
+at::Tensor unfused_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+                           AttentionSaved& saved) {
   const Shape shape(qkv);
   const std::int64_t heads = shape.b * shape.nh;
   const at::ScalarType dtype = qkv.q.scalar_type();
@@ -42,9 +43,11 @@ at::Tensor unfused_forward(const Qkv& qkv, const at::Tensor& mask, const Attenti
   const at::Tensor v = by_head(qkv.v, shape);
   const at::Tensor out = at::empty({shape.b, shape.s, shape.nh, shape.d}, qkv.q.options());
   const bool keep_wide = options.form == AttentionForm::kUnfusedFp32Softmax;
-  saved.probabilities = at::empty({shape.b, shape.nh, shape.s, shape.s}, q.options().dtype(keep_wide ? q.scalar_type() : dtype));
+  saved.probabilities =
+      at::empty({shape.b, shape.nh, shape.s, shape.s}, q.options().dtype(keep_wide ? q.scalar_type() : dtype));
   for (const RowBlock& block : row_blocks(heads, shape.s, false)) {
-    at::Tensor scores = at::bmm(q.narrow(1, block.first, block.count), k.transpose(1, 2)).mul_(options.scale / options.score_divisor);
+    at::Tensor scores =
+        at::bmm(q.narrow(1, block.first, block.count), k.transpose(1, 2)).mul_(options.scale / options.score_divisor);
     scores = rounded(scores, dtype).view({shape.b, shape.nh, block.count, shape.s});
     if (options.score_divisor != 1.0) scores = scores.mul_(options.score_divisor);
     scores = scores.masked_fill_(hidden_keys(mask, block, scores.device()), kHiddenScore);
@@ -52,10 +55,12 @@ at::Tensor unfused_forward(const Qkv& qkv, const at::Tensor& mask, const Attenti
     saved.probabilities.narrow(2, block.first, block.count).copy_(p);
     p = rounded(p, dtype);
     if (options.dropout > 0) {
-      p = rounded(p * probability_factors(options, heads, shape.s, block, p.scalar_type(), p.device()).view_as(p), dtype);
+      p = rounded(p * probability_factors(options, heads, shape.s, block, p.scalar_type(), p.device()).view_as(p),
+                  dtype);
     }
     const at::Tensor context = at::bmm(p.view({heads, block.count, shape.s}), v);
-    out.narrow(1, block.first, block.count).copy_(context.view({shape.b, shape.nh, block.count, shape.d}).transpose(1, 2));
+    out.narrow(1, block.first, block.count)
+        .copy_(context.view({shape.b, shape.nh, block.count, shape.d}).transpose(1, 2));
   }
   saved.out = out;
   return out;
@@ -81,14 +86,16 @@ Qkv unfused_backward(const at::Tensor& dout, const AttentionSaved& saved) {
     at::Tensor dropped = rounded(p, dtype);
     at::Tensor dp = rounded(at::bmm(block_dy, v.transpose(1, 2)), dtype).view_as(p);
     if (options.dropout > 0) {
-      const at::Tensor factors = probability_factors(options, heads, shape.s, block, p.scalar_type(), p.device()).view_as(p);
+      const at::Tensor factors =
+          probability_factors(options, heads, shape.s, block, p.scalar_type(), p.device()).view_as(p);
       dropped = rounded(dropped * factors, dtype);
       dp = rounded(dp * factors, dtype);
     }
     dv.baddbmm_(dropped.reshape({heads, block.count, shape.s}).transpose(1, 2), block_dy);
     at::Tensor ds = (dp - at::sum(dp * p, {3}, true)).mul_(p);
     if (options.score_divisor != 1.0) ds = ds.mul_(options.score_divisor);
-    ds = rounded(ds.masked_fill_(hidden_keys(saved.mask, block, ds.device()), 0.0), dtype).view({heads, block.count, shape.s});
+    ds = rounded(ds.masked_fill_(hidden_keys(saved.mask, block, ds.device()), 0.0), dtype)
+             .view({heads, block.count, shape.s});
     dq.narrow(1, block.first, block.count).copy_(at::bmm(ds, k).mul_(scale));
     dk.baddbmm_(ds.transpose(1, 2), q.narrow(1, block.first, block.count));
   }

@@ -13,7 +13,8 @@ constexpr int kMaxParts = 512;  // row chunks; bounds the workspace
 int parts_for(std::int64_t rows, std::int64_t columns) {
   const std::int64_t strips = ceil_div<std::int64_t>(columns, 256);
   const std::int64_t wanted = ceil_div<std::int64_t>(sm_count() * 8, strips);
-  return static_cast<int>(std::max<std::int64_t>(1, std::min({wanted, ceil_div<std::int64_t>(rows, 32), std::int64_t{kMaxParts}})));
+  return static_cast<int>(
+      std::max<std::int64_t>(1, std::min({wanted, ceil_div<std::int64_t>(rows, 32), std::int64_t{kMaxParts}})));
 }
 
 // Block (strip, part): columns of 32 lanes * Width, rows of one chunk dealt to the warps.
@@ -23,8 +24,10 @@ __global__ void __launch_bounds__(32 * kWarps)
                         float* __restrict__ parts) {
   __shared__ float sums[kWarps][32 * Width + 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * 32 * Width, column = first_column + lane * Width;
-  const std::int64_t begin = blockIdx.y * rows_per_part, end = begin + rows_per_part < rows ? begin + rows_per_part : rows;
+  const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * 32 * Width,
+                     column = first_column + lane * Width;
+  const std::int64_t begin = blockIdx.y * rows_per_part,
+                     end = begin + rows_per_part < rows ? begin + rows_per_part : rows;
   float total[Width];
 #pragma unroll
   for (int i = 0; i < Width; ++i) total[i] = 0;
@@ -59,7 +62,8 @@ std::size_t column_sum_workspace(std::int64_t rows, std::int64_t columns) {
   return sizeof(float) * static_cast<std::size_t>(parts_for(rows, columns)) * static_cast<std::size_t>(columns);
 }
 
-void column_sum(Type type, const void* x, std::int64_t rows, std::int64_t columns, void* out, void* workspace, cudaStream_t stream) {
+void column_sum(Type type, const void* x, std::int64_t rows, std::int64_t columns, void* out, void* workspace,
+                cudaStream_t stream) {
   if (columns == 0) return;
   const int parts = parts_for(rows, columns);
   const std::int64_t rows_per_part = ceil_div<std::int64_t>(rows, parts);
@@ -70,8 +74,10 @@ void column_sum(Type type, const void* x, std::int64_t rows, std::int64_t column
       const dim3 grid(static_cast<unsigned>(ceil_div<std::int64_t>(columns, 32 * width)), static_cast<unsigned>(parts));
       kernel<<<grid, 32 * kWarps, 0, stream>>>(static_cast<const T*>(x), rows, columns, rows_per_part, partial);
     };
-    if (columns % 8 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0) launch(partial_sums_kernel<T, 8>, 8);
-    else launch(partial_sums_kernel<T, 1>, 1);
+    if (columns % 8 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0)
+      launch(partial_sums_kernel<T, 8>, 8);
+    else
+      launch(partial_sums_kernel<T, 1>, 1);
     check_launch("column_sum");
     add_parts<T>(partial, parts, columns, static_cast<T*>(out), nullptr, stream);
   });

@@ -11,7 +11,8 @@ inline constexpr int kPartColumns = 32, kPartLanes = 16;
 /// first[c] = sum over the `count` rows of parts [count, columns]; second[c] the same of the following `count` rows.
 template <class T>
 __global__ void __launch_bounds__(kPartColumns* kPartLanes)
-    add_parts_kernel(const float* __restrict__ parts, int count, std::int64_t columns, T* __restrict__ first, T* __restrict__ second) {
+    add_parts_kernel(const float* __restrict__ parts, int count, std::int64_t columns, T* __restrict__ first,
+                     T* __restrict__ second) {
   __shared__ float sums[kPartLanes][kPartColumns + 1];
   const int lane = threadIdx.x / kPartColumns;
   const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * kPartColumns + threadIdx.x % kPartColumns;

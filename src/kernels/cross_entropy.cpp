@@ -14,7 +14,8 @@ void check_labels(const at::Tensor& labels, std::int64_t vocabulary) {
   const auto [low, high] = at::aminmax(labels);
   const auto lowest = low.item<std::int64_t>(), highest = high.item<std::int64_t>();
   PGPT_CHECK(DataError, lowest >= 0 && highest < vocabulary, "the data holds the label ", lowest < 0 ? lowest : highest,
-             " but the padded vocabulary has ", vocabulary, " entries: check --vocab-size and the tokenizer of the data");
+             " but the padded vocabulary has ", vocabulary,
+             " entries: check --vocab-size and the tokenizer of the data");
 }
 
 // Losses of all tokens; with `scale` the logits are replaced by their gradient.

@@ -1,7 +1,8 @@
-// Cross entropy of one row a block: an online maximum and sum in the first pass; the second pass writes the gradient over the logits.
+// Cross entropy of one row a block: an online maximum and sum in the first pass; the second pass writes the gradient
+// over the logits.
 //
-// As much of the row as fits stays in shared memory between the passes, so logits up to about 110,000 (16-bit) are read once from memory;
-// the rest of a longer row is read again, mostly from L2.
+// As much of the row as fits stays in shared memory between the passes, so logits up to about 110,000 (16-bit) are read
+// once from memory; the rest of a longer row is read again, mostly from L2.
 
 #include <cfloat>
 
@@ -40,8 +41,8 @@ __device__ void include(Softmax& s, const float (&x)[N]) {
 
 template <class T, int Threads>
 __global__ void __launch_bounds__(Threads)
-    cross_entropy_kernel(T* logits, const std::int64_t* __restrict__ labels, std::int64_t vocabulary, int cached_vectors,
-                         const float* __restrict__ scale, float* __restrict__ loss) {
+    cross_entropy_kernel(T* logits, const std::int64_t* __restrict__ labels, std::int64_t vocabulary,
+                         int cached_vectors, const float* __restrict__ scale, float* __restrict__ loss) {
   extern __shared__ uint4 cache_words[];
   __shared__ Softmax warps[32];
   __shared__ Softmax all;
@@ -63,7 +64,8 @@ __global__ void __launch_bounds__(Threads)
   Softmax s{-FLT_MAX, 0.0F};
   const auto each_single = [&](auto&& f) {
     const std::int64_t singles = head + vocabulary - tail;
-    if (threadIdx.x < singles) f(threadIdx.x < head ? static_cast<std::int64_t>(threadIdx.x) : tail + threadIdx.x - head);
+    if (threadIdx.x < singles)
+      f(threadIdx.x < head ? static_cast<std::int64_t>(threadIdx.x) : tail + threadIdx.x - head);
   };
   each_single([&](std::int64_t i) {
     const float x[1] = {to_float(p[i])};
@@ -146,8 +148,8 @@ __global__ void __launch_bounds__(Threads)
 
 }  // namespace
 
-void cross_entropy(Type type, void* logits, const std::int64_t* labels, std::int64_t rows, std::int64_t vocabulary, const float* scale,
-                   float* loss, cudaStream_t stream) {
+void cross_entropy(Type type, void* logits, const std::int64_t* labels, std::int64_t rows, std::int64_t vocabulary,
+                   const float* scale, float* loss, cudaStream_t stream) {
   if (rows == 0) return;
   // 1 KiB a block is the system's, and the static arrays take less than another.
   const int block_limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;
@@ -156,16 +158,20 @@ void cross_entropy(Type type, void* logits, const std::int64_t* labels, std::int
     using T = decltype(tag);
     const auto launch = [&](auto kernel, int threads, int limit) {
       const std::int64_t row_vectors = vocabulary / 8;
-      const std::int64_t cached = scale == nullptr ? 0 : std::min<std::int64_t>(row_vectors, limit / static_cast<int>(sizeof(Raw8<T>)));
+      const std::int64_t cached =
+          scale == nullptr ? 0 : std::min<std::int64_t>(row_vectors, limit / static_cast<int>(sizeof(Raw8<T>)));
       const int bytes = static_cast<int>(cached) * static_cast<int>(sizeof(Raw8<T>));
-      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, block_limit), "cross_entropy");
+      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, block_limit),
+                 "cross_entropy");
       kernel<<<static_cast<unsigned>(rows), threads, bytes, stream>>>(static_cast<T*>(logits), labels, vocabulary,
                                                                       static_cast<int>(cached), scale, loss);
     };
     // Two or more blocks an SM hide each other's phases; a row that would not fit twice gets the whole SM.
     const int half = std::min(block_limit, sm_limit / 2 - 2048);
-    if (static_cast<std::int64_t>(sizeof(T)) * vocabulary <= half) launch(cross_entropy_kernel<T, 512>, 512, half);
-    else launch(cross_entropy_kernel<T, 1024>, 1024, block_limit);
+    if (static_cast<std::int64_t>(sizeof(T)) * vocabulary <= half)
+      launch(cross_entropy_kernel<T, 512>, 512, half);
+    else
+      launch(cross_entropy_kernel<T, 1024>, 1024, block_limit);
   });
   check_launch("cross_entropy");
 }

@@ -18,7 +18,7 @@ namespace pgpt::kernels::cuda {
 using bf16 = __nv_bfloat16;
 using fp16 = __half;
 
-// ---- elements -------------------------------------------------------------------------------------------------------------------
+// ---- elements ----
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
@@ -44,7 +44,7 @@ __device__ inline float rounded(float x) {
   return to_float(from_float<T>(x));
 }
 
-// ---- vectors of 8 elements: one 16-byte access for 16-bit types, two for fp32 ---------------------------------------------------
+// ---- vectors of 8 elements: one 16-byte access for 16-bit types, two for fp32 ----
 
 template <class T>
 struct Raw8 {
@@ -119,7 +119,7 @@ __device__ inline Raw8<T> zero8() {
   return raw;
 }
 
-// ---- reductions: every lane gets the same bits, whatever the timing --------------------------------------------------------------
+// ---- reductions: every lane gets the same bits, whatever the timing ----
 
 template <int Lanes>
 __device__ inline float lanes_sum(float x) {
@@ -138,7 +138,8 @@ __device__ inline float warp_max(float x) {
   for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, offset));
   return x;
 }
-/// Sums over the block of N values a thread. `buffer` holds 2 * N * 32 values; `phase` alternates so that one barrier a call is enough.
+/// Sums over the block of N values a thread. `buffer` holds 2 * N * 32 values; `phase` alternates so that one barrier a
+/// call is enough.
 template <int N, class T>
 __device__ inline void block_sum(T (&x)[N], T* buffer, int& phase) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
@@ -154,7 +155,7 @@ __device__ inline void block_sum(T (&x)[N], T* buffer, int& phase) {
   phase ^= 1;
 }
 
-// ---- index arithmetic ------------------------------------------------------------------------------------------------------------
+// ---- index arithmetic ----
 
 /// Division of numbers below 2^31 by a constant below 2^31, as a multiplication.
 struct FastDivider {
@@ -167,7 +168,7 @@ struct FastDivider {
   __device__ std::uint32_t divide(std::uint32_t n) const { return (__umulhi(n, multiplier) + n) >> shift; }
 };
 
-// ---- host side -------------------------------------------------------------------------------------------------------------------
+// ---- host side ----
 
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
@@ -193,9 +194,12 @@ constexpr T ceil_div(T a, T b) {
 template <class F>
 void with_type(Type type, F&& f) {
   switch (type) {
-    case Type::kFloat32: return f(float{});
-    case Type::kBfloat16: return f(bf16{});
-    case Type::kFloat16: return f(fp16{});
+    case Type::kFloat32:
+      return f(float{});
+    case Type::kBfloat16:
+      return f(bf16{});
+    case Type::kFloat16:
+      return f(fp16{});
   }
   throw std::logic_error("internal error: unknown element type");
 }
@@ -203,7 +207,8 @@ void with_type(Type type, F&& f) {
 template <class F>
 void with_stream_type(Type stream_type, Type type, F&& f) {
   if (stream_type == type) return with_type(type, [&](auto t) { f(t, t); });
-  if (stream_type != Type::kFloat32) throw std::logic_error("internal error: the residual stream must be fp32 or the layer's type");
+  if (stream_type != Type::kFloat32)
+    throw std::logic_error("internal error: the residual stream must be fp32 or the layer's type");
   with_type(type, [&](auto t) { f(float{}, t); });
 }
 

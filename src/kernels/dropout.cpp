@@ -45,7 +45,9 @@ void fill_factors(T* out, const DropoutState& state, const MaskBlock& block) {
 // Philox in 64-bit integer ATen operations: products wrap, and their two halves are masked out.
 std::array<at::Tensor, 4> philox_words(const DropoutState& state, const at::Tensor& high) {
   constexpr std::int64_t kMask = 0xFFFFFFFF;
-  const auto constant = [&](std::uint64_t value) { return at::full_like(high, static_cast<std::int64_t>(value & kMask)); };
+  const auto constant = [&](std::uint64_t value) {
+    return at::full_like(high, static_cast<std::int64_t>(value & kMask));
+  };
   at::Tensor c0 = constant(state.offset), c1 = constant(state.offset >> 32);
   at::Tensor c2 = high.bitwise_and(kMask), c3 = high.bitwise_right_shift(32).bitwise_and_(kMask);
   auto k0 = static_cast<std::uint32_t>(state.seed), k1 = static_cast<std::uint32_t>(state.seed >> 32);
@@ -77,7 +79,8 @@ at::Tensor dropout_factors(const DropoutState& state, const MaskBlock& block, at
   }
   const auto ids = at::TensorOptions().dtype(at::kLong).device(device);
   const at::Tensor index = (at::arange(block.outer, ids) * block.outer_stride + block.first).view({-1, 1, 1}) +
-                           (at::arange(block.rows, ids) * block.row_stride).view({-1, 1}) + at::arange(block.columns, ids);
+                           (at::arange(block.rows, ids) * block.row_stride).view({-1, 1}) +
+                           at::arange(block.columns, ids);
   const std::array<at::Tensor, 4> words = philox_words(state, index.bitwise_right_shift(2));
   const at::Tensor lane = index.bitwise_and(3);
   const at::Tensor word =
@@ -108,8 +111,8 @@ at::Tensor dropout(const at::Tensor& x, const DropoutState& state, const Policy&
   return factors_like(x, state).mul_(x).to(x.scalar_type());
 }
 
-at::Tensor bias_dropout_add(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, const DropoutState& state,
-                            bool fused_rounding, const Policy& policy) {
+at::Tensor bias_dropout_add(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual,
+                            const DropoutState& state, bool fused_rounding, const Policy& policy) {
   detail::check_dropout(state.probability);
   if constexpr (fast::kBuilt) {
     if (auto y = fast::bias_dropout_add(x, bias, residual, state, fused_rounding, policy)) return *y;

@@ -12,7 +12,8 @@ constexpr int kThreads = 256;
 __device__ void factors(const DropoutArguments& dropout, std::int64_t vector, float (&f)[8]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const detail::PhiloxWords words = detail::philox(dropout.seed, dropout.offset, static_cast<std::uint64_t>(2 * vector + half));
+    const detail::PhiloxWords words =
+        detail::philox(dropout.seed, dropout.offset, static_cast<std::uint64_t>(2 * vector + half));
 #pragma unroll
     for (int i = 0; i < 4; ++i) f[4 * half + i] = words.word[i] >= dropout.threshold ? dropout.scale : 0.0F;
   }
@@ -55,8 +56,9 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class X, class T>
 __global__ void __launch_bounds__(kThreads)
-    bias_dropout_add_kernel(const T* __restrict__ x, const T* __restrict__ bias, const X* __restrict__ residual, std::int64_t count,
-                            FastDivider vectors_per_row, DropoutArguments dropout, bool fused_rounding, X* __restrict__ y) {
+    bias_dropout_add_kernel(const T* __restrict__ x, const T* __restrict__ bias, const X* __restrict__ residual,
+                            std::int64_t count, FastDivider vectors_per_row, DropoutArguments dropout,
+                            bool fused_rounding, X* __restrict__ y) {
   const std::int64_t vector = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (8 * vector >= count) return;
   float v[8], r[8];
@@ -84,24 +86,28 @@ unsigned blocks_for(std::int64_t count) { return static_cast<unsigned>(ceil_div<
 
 }  // namespace
 
-void dropout(Type type, const void* x, std::int64_t count, const DropoutArguments& dropout, void* y, cudaStream_t stream) {
+void dropout(Type type, const void* x, std::int64_t count, const DropoutArguments& dropout, void* y,
+             cudaStream_t stream) {
   if (count == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    dropout_kernel<T><<<blocks_for(count), kThreads, 0, stream>>>(static_cast<const T*>(x), count, dropout, static_cast<T*>(y));
+    dropout_kernel<T>
+        <<<blocks_for(count), kThreads, 0, stream>>>(static_cast<const T*>(x), count, dropout, static_cast<T*>(y));
   });
   check_launch("dropout");
 }
 
-void bias_dropout_add(Type type, Type residual_type, const void* x, const void* bias, const void* residual, std::int64_t count,
-                      std::int64_t width, const DropoutArguments& dropout, bool fused_rounding, void* y, cudaStream_t stream) {
+void bias_dropout_add(Type type, Type residual_type, const void* x, const void* bias, const void* residual,
+                      std::int64_t count, std::int64_t width, const DropoutArguments& dropout, bool fused_rounding,
+                      void* y, cudaStream_t stream) {
   if (count == 0) return;
   with_stream_type(residual_type, type, [&](auto x_tag, auto tag) {
     using X = decltype(x_tag);
     using T = decltype(tag);
     bias_dropout_add_kernel<X, T><<<blocks_for(count), kThreads, 0, stream>>>(
         static_cast<const T*>(x), static_cast<const T*>(bias), static_cast<const X*>(residual), count,
-        FastDivider(static_cast<std::uint32_t>(std::max<std::int64_t>(1, width / 8))), dropout, fused_rounding, static_cast<X*>(y));
+        FastDivider(static_cast<std::uint32_t>(std::max<std::int64_t>(1, width / 8))), dropout, fused_rounding,
+        static_cast<X*>(y));
   });
   check_launch("bias_dropout_add");
 }

@@ -14,11 +14,13 @@ void check_ids(const at::Tensor& ids, std::int64_t rows) {
   if (ids.is_cuda() || ids.numel() == 0) return;
   const auto [low, high] = at::aminmax(ids);
   const auto lowest = low.item<std::int64_t>(), highest = high.item<std::int64_t>();
-  PGPT_CHECK(DataError, lowest >= 0 && highest < rows, "the data holds the token or position ", lowest < 0 ? lowest : highest,
-             " but the table has ", rows, " rows: check --vocab-size, --max-position-embeddings and the tokenizer of the data");
+  PGPT_CHECK(DataError, lowest >= 0 && highest < rows, "the data holds the token or position ",
+             lowest < 0 ? lowest : highest, " but the table has ", rows,
+             " rows: check --vocab-size, --max-position-embeddings and the tokenizer of the data");
 }
 
-// sums[id] += dy over all tokens in their order. Threads own columns, so no two of them meet and the bits do not depend on their number.
+// sums[id] += dy over all tokens in their order. Threads own columns, so no two of them meet and the bits do not depend
+// on their number.
 template <class Sum, class Gradient>
 void add_rows(Sum* sums, const Gradient* dy, const std::int64_t* ids, std::int64_t tokens, std::int64_t width) {
   at::parallel_for(0, width, 64, [&](std::int64_t begin, std::int64_t end) {
@@ -73,12 +75,12 @@ at::Tensor embedding_gradient(const at::Tensor& dy, const at::Tensor& ids, std::
   return sums.to(dy.scalar_type());
 }
 
-void accumulate_embedding_gradient(at::Tensor& main_gradient, const at::Tensor& dy, const at::Tensor& ids, const Policy& policy) {
+void accumulate_embedding_gradient(at::Tensor& main_gradient, const at::Tensor& dy, const at::Tensor& ids,
+                                   const Policy& policy) {
   if constexpr (fast::kBuilt) {
     if (fast::accumulate_embedding_gradient(main_gradient, dy, ids, policy)) return;
   }
-  PGPT_ASSERT(main_gradient.is_contiguous() && main_gradient.scalar_type() == detail::compute_type(dy), "main gradient layout");
-  add_dense_gradient(main_gradient, dy, ids);
+  main_gradient.add_(embedding_gradient(dy, ids, main_gradient.size(0), policy));
 }
 
 }  // namespace pgpt::kernels

@@ -26,7 +26,9 @@ inline std::optional<cuda::Type> type_of(const at::Tensor& t) { return type_of(t
 inline bool on_gpu(const at::Tensor& t) { return t.is_cuda() && type_of(t).has_value(); }
 
 /// True for a contiguous tensor whose data starts at a 16-byte boundary.
-inline bool plain(const at::Tensor& t) { return t.is_contiguous() && reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % 16 == 0; }
+inline bool plain(const at::Tensor& t) {
+  return t.is_contiguous() && reinterpret_cast<std::uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
 /// True for an undefined tensor, or a plain one of this type.
 inline bool plain_or_undefined(const at::Tensor& t, at::ScalarType type) {
   return !t.defined() || (plain(t) && t.scalar_type() == type);

@@ -11,13 +11,18 @@ namespace pgpt::kernels::fast {
 namespace {
 
 // The device table is the host table's bytes.
-static_assert(sizeof(cuda::SegmentRecord) == sizeof(Segment) && offsetof(cuda::SegmentRecord, end) == offsetof(Segment, end) &&
+static_assert(sizeof(cuda::SegmentRecord) == sizeof(Segment) &&
+              offsetof(cuda::SegmentRecord, end) == offsetof(Segment, end) &&
               offsetof(cuda::SegmentRecord, group) == offsetof(Segment, group) &&
               offsetof(cuda::SegmentRecord, weight_decay_multiplier) == offsetof(Segment, weight_decay_multiplier) &&
               offsetof(cuda::SegmentRecord, norm_weight) == offsetof(Segment, norm_weight));
 
-constexpr cuda::ScalarPlaces kPlaces{StepScalars::kGradientScale,   StepScalars::kSkip,        StepScalars::kBiasCorrection1,
-                                     StepScalars::kBiasCorrection2, StepScalars::kWeightDecay, StepScalars::kFirstMomentum,
+constexpr cuda::ScalarPlaces kPlaces{StepScalars::kGradientScale,
+                                     StepScalars::kSkip,
+                                     StepScalars::kBiasCorrection1,
+                                     StepScalars::kBiasCorrection2,
+                                     StepScalars::kWeightDecay,
+                                     StepScalars::kFirstMomentum,
                                      StepScalars::kCount};
 
 // The kernels search a table sorted by begin, without overlaps.
@@ -32,13 +37,18 @@ std::optional<cuda::FlatArguments> flat_arguments(const at::Tensor& flat, const 
                              static_cast<std::int64_t>(segments.host.size())};
 }
 
-bool scalar_on_gpu(const at::Tensor& t, at::ScalarType type) { return t.is_cuda() && t.numel() == 1 && t.scalar_type() == type; }
+bool scalar_on_gpu(const at::Tensor& t, at::ScalarType type) {
+  return t.is_cuda() && t.numel() == 1 && t.scalar_type() == type;
+}
 
-std::optional<cuda::StepArguments> step_arguments(const at::Tensor& weights, const at::Tensor& master, const at::Tensor& gradient,
-                                                  const StepScalars& scalars, const Policy& policy) {
-  if (!policy.fast || !on_gpu(weights) || !on_gpu(master) || !on_gpu(gradient) || !scalars.values.is_cuda()) return std::nullopt;
+std::optional<cuda::StepArguments> step_arguments(const at::Tensor& weights, const at::Tensor& master,
+                                                  const at::Tensor& gradient, const StepScalars& scalars,
+                                                  const Policy& policy) {
+  if (!policy.fast || !on_gpu(weights) || !on_gpu(master) || !on_gpu(gradient) || !scalars.values.is_cuda())
+    return std::nullopt;
   if (!plain(weights) || !plain(master) || !plain(gradient) || master.scalar_type() != at::kFloat) return std::nullopt;
-  if (gradient.scalar_type() == at::kHalf || weights.numel() != master.numel() || gradient.numel() != master.numel()) return std::nullopt;
+  if (gradient.scalar_type() == at::kHalf || weights.numel() != master.numel() || gradient.numel() != master.numel())
+    return std::nullopt;
   cuda::StepArguments step{};
   step.weight_type = *type_of(weights);
   step.gradient_type = *type_of(gradient);
@@ -63,7 +73,8 @@ std::optional<at::Tensor> squared_norm(const at::Tensor& flat, const SegmentTabl
   const c10::cuda::CUDAGuard guard(flat.device());
   at::Tensor out = at::empty({}, flat.options().dtype(at::kDouble));
   const at::Tensor space = workspace(cuda::flat_reduction_workspace(), flat);
-  cuda::squared_norm(*type_of(flat), data(flat), *arguments, out.mutable_data_ptr<double>(), mutable_data(space), stream());
+  cuda::squared_norm(*type_of(flat), data(flat), *arguments, out.mutable_data_ptr<double>(), mutable_data(space),
+                     stream());
   return out;
 }
 
@@ -74,7 +85,8 @@ std::optional<at::Tensor> count_zeros(const at::Tensor& flat, const SegmentTable
   const c10::cuda::CUDAGuard guard(flat.device());
   at::Tensor out = at::empty({}, flat.options().dtype(at::kLong));
   const at::Tensor space = workspace(cuda::flat_reduction_workspace(), flat);
-  cuda::count_zeros(*type_of(flat), data(flat), *arguments, out.mutable_data_ptr<std::int64_t>(), mutable_data(space), stream());
+  cuda::count_zeros(*type_of(flat), data(flat), *arguments, out.mutable_data_ptr<std::int64_t>(), mutable_data(space),
+                    stream());
   return out;
 }
 
@@ -86,32 +98,35 @@ std::optional<at::Tensor> has_non_finite(const at::Tensor& flat) {
   return out;
 }
 
-bool finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const at::Tensor& non_finite, double clip, const at::Tensor& norm,
-                 const StepScalars& scalars) {
-  if (!scalar_on_gpu(squared, at::kDouble) || !scalar_on_gpu(norm, at::kFloat) || !scalars.values.is_cuda()) return false;
+bool finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const at::Tensor& non_finite, double clip,
+                 const at::Tensor& norm, const StepScalars& scalars) {
+  if (!scalar_on_gpu(squared, at::kDouble) || !scalar_on_gpu(norm, at::kFloat) || !scalars.values.is_cuda())
+    return false;
   if (loss_scale.defined() && !scalar_on_gpu(loss_scale, at::kFloat)) return false;
   if (non_finite.defined() && !scalar_on_gpu(non_finite, at::kFloat)) return false;
   const c10::cuda::CUDAGuard guard(squared.device());
-  cuda::finish_norm(squared.const_data_ptr<double>(), static_cast<const float*>(data(loss_scale)), static_cast<const float*>(data(non_finite)),
-                    clip, norm.mutable_data_ptr<float>(), scalars.values.mutable_data_ptr<float>(), kPlaces, stream());
+  cuda::finish_norm(squared.const_data_ptr<double>(), static_cast<const float*>(data(loss_scale)),
+                    static_cast<const float*>(data(non_finite)), clip, norm.mutable_data_ptr<float>(),
+                    scalars.values.mutable_data_ptr<float>(), kPlaces, stream());
   return true;
 }
 
-bool adam_step(const at::Tensor& weights, const at::Tensor& master, const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq,
-               const at::Tensor& gradient, const SegmentTable& segments, const AdamOptions& options, const StepScalars& scalars,
-               const Policy& policy) {
+bool adam_step(const at::Tensor& weights, const at::Tensor& master, const at::Tensor& exp_avg,
+               const at::Tensor& exp_avg_sq, const at::Tensor& gradient, const SegmentTable& segments,
+               const AdamOptions& options, const StepScalars& scalars, const Policy& policy) {
   const auto step = step_arguments(weights, master, gradient, scalars, policy);
   if (!step || !is_state(exp_avg, master) || !is_state(exp_avg_sq, master)) return false;
   const auto arguments = flat_arguments(master, segments);
   if (!arguments) return false;
   const c10::cuda::CUDAGuard guard(master.device());
-  cuda::adam_step(*arguments, *step, exp_avg.mutable_data_ptr<float>(), exp_avg_sq.mutable_data_ptr<float>(), options.beta1, options.beta2,
-                  options.epsilon, stream());
+  cuda::adam_step(*arguments, *step, exp_avg.mutable_data_ptr<float>(), exp_avg_sq.mutable_data_ptr<float>(),
+                  options.beta1, options.beta2, options.epsilon, stream());
   return true;
 }
 
-bool sgd_step(const at::Tensor& weights, const at::Tensor& master, const at::Tensor& momentum_buffer, const at::Tensor& gradient,
-              const SegmentTable& segments, double momentum, const StepScalars& scalars, const Policy& policy) {
+bool sgd_step(const at::Tensor& weights, const at::Tensor& master, const at::Tensor& momentum_buffer,
+              const at::Tensor& gradient, const SegmentTable& segments, double momentum, const StepScalars& scalars,
+              const Policy& policy) {
   const auto step = step_arguments(weights, master, gradient, scalars, policy);
   if (!step || !is_state(momentum_buffer, master)) return false;
   const auto arguments = flat_arguments(master, segments);

@@ -34,8 +34,9 @@ std::optional<cuda::NormArguments> norm_arguments(const at::Tensor& x, const at:
 }
 
 bool rope_fits(const RopeTable& table, const at::Tensor& x, std::int64_t head_dim) {
-  return table.cos.is_cuda() && table.cos.scalar_type() == at::kFloat && table.cos.is_contiguous() && table.sin.is_contiguous() &&
-         x.size(1) <= table.cos.size(0) && table.options.dim <= head_dim && head_dim % 2 == 0;
+  return table.cos.is_cuda() && table.cos.scalar_type() == at::kFloat && table.cos.is_contiguous() &&
+         table.sin.is_contiguous() && x.size(1) <= table.cos.size(0) && table.options.dim <= head_dim &&
+         head_dim % 2 == 0;
 }
 
 cuda::RotationArguments rotation_of(const RopeTable* table, bool backward) {
@@ -54,7 +55,9 @@ cuda::RotationArguments rotation_of(const RopeTable* table, bool backward) {
 // Offsets inside a token's heads are computed in 31 bits.
 bool countable(const at::Tensor& x) { return x.size(0) * x.size(1) < (std::int64_t{1} << 31) - 256; }
 
-cuda::HeadsPointer heads_of(const at::Tensor& t) { return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2)}; }
+cuda::HeadsPointer heads_of(const at::Tensor& t) {
+  return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+}
 
 cuda::QkvArguments qkv_arguments(const Qkv& parts, const at::Tensor& packed) {
   cuda::QkvArguments qkv{};
@@ -71,19 +74,30 @@ cuda::QkvArguments qkv_arguments(const Qkv& parts, const at::Tensor& packed) {
   return qkv;
 }
 
-std::optional<cuda::ActivationArguments> activation_arguments(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options,
-                                                              const Policy& policy) {
-  if (!policy.fast || !on_gpu(x) || x.dim() != 2 || !plain(x) || !plain_or_undefined(bias, x.scalar_type())) return std::nullopt;
+std::optional<cuda::ActivationArguments> activation_arguments(const at::Tensor& x, const at::Tensor& bias,
+                                                              const ActivationOptions& options, const Policy& policy) {
+  if (!policy.fast || !on_gpu(x) || x.dim() != 2 || !plain(x) || !plain_or_undefined(bias, x.scalar_type()))
+    return std::nullopt;
   const bool gated = options.kind == ActivationKind::kSwiglu || options.kind == ActivationKind::kQuickGeglu;
   const std::int64_t features = gated ? x.size(1) / 2 : x.size(1);
   if (features % 8 != 0 || features == 0 || x.size(0) * features >= std::int64_t{1} << 34) return std::nullopt;
   cuda::ActivationArguments arguments{};
   switch (options.kind) {
-    case ActivationKind::kGeluTanh: arguments.kind = cuda::Activation::kGeluTanh; break;
-    case ActivationKind::kGeluErf: arguments.kind = cuda::Activation::kGeluErf; break;
-    case ActivationKind::kSwiglu: arguments.kind = cuda::Activation::kSwiglu; break;
-    case ActivationKind::kSquaredRelu: arguments.kind = cuda::Activation::kSquaredRelu; break;
-    case ActivationKind::kQuickGeglu: arguments.kind = cuda::Activation::kQuickGeglu; break;
+    case ActivationKind::kGeluTanh:
+      arguments.kind = cuda::Activation::kGeluTanh;
+      break;
+    case ActivationKind::kGeluErf:
+      arguments.kind = cuda::Activation::kGeluErf;
+      break;
+    case ActivationKind::kSwiglu:
+      arguments.kind = cuda::Activation::kSwiglu;
+      break;
+    case ActivationKind::kSquaredRelu:
+      arguments.kind = cuda::Activation::kSquaredRelu;
+      break;
+    case ActivationKind::kQuickGeglu:
+      arguments.kind = cuda::Activation::kQuickGeglu;
+      break;
   }
   arguments.type = *type_of(x);
   arguments.fused_rounding = options.fused_rounding;
@@ -97,8 +111,8 @@ std::optional<cuda::ActivationArguments> activation_arguments(const at::Tensor& 
 }
 
 cuda::DropoutArguments dropout_arguments(const DropoutState& state) {
-  return {state.seed, state.offset, detail::dropout_threshold(state.probability), detail::dropout_scale(state.probability),
-          state.probability > 0};
+  return {state.seed, state.offset, detail::dropout_threshold(state.probability),
+          detail::dropout_scale(state.probability), state.probability > 0};
 }
 
 bool embedding_fits(const at::Tensor& rows, const at::Tensor& ids) {
@@ -109,8 +123,9 @@ bool embedding_fits(const at::Tensor& rows, const at::Tensor& ids) {
 
 }  // namespace
 
-std::optional<at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias,
-                                       const NormOptions& options, at::Tensor* sum, NormStatistics& statistics, const Policy& policy) {
+std::optional<at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& weight,
+                                       const at::Tensor& bias, const NormOptions& options, at::Tensor* sum,
+                                       NormStatistics& statistics, const Policy& policy) {
   auto norm = norm_arguments(x, weight, bias, options, policy);
   if (!norm || !plain_or_undefined(delta, weight.scalar_type())) return std::nullopt;
   const c10::cuda::CUDAGuard guard(x.device());
@@ -127,12 +142,14 @@ std::optional<at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& de
   return y;
 }
 
-std::optional<NormGradients> norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                                           const NormOptions& options, const NormStatistics& statistics, const at::Tensor& skip_gradient,
+std::optional<NormGradients> norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                                           const at::Tensor& bias, const NormOptions& options,
+                                           const NormStatistics& statistics, const at::Tensor& skip_gradient,
                                            const Policy& policy) {
   auto norm = norm_arguments(x, weight, bias, options, policy);
-  if (!norm || !plain(dy) || dy.scalar_type() != weight.scalar_type() || !plain_or_undefined(skip_gradient, x.scalar_type()) ||
-      !plain_or_undefined(statistics.mean, at::kFloat) || !plain(statistics.rstd)) {
+  if (!norm || !plain(dy) || dy.scalar_type() != weight.scalar_type() ||
+      !plain_or_undefined(skip_gradient, x.scalar_type()) || !plain_or_undefined(statistics.mean, at::kFloat) ||
+      !plain(statistics.rstd)) {
     return std::nullopt;
   }
   const c10::cuda::CUDAGuard guard(x.device());
@@ -143,8 +160,8 @@ std::optional<NormGradients> norm_backward(const at::Tensor& dy, const at::Tenso
   gradients.weight = at::empty_like(weight);
   if (bias.defined()) gradients.bias = at::empty_like(bias);
   const at::Tensor space = workspace(cuda::norm_backward_workspace(*norm), x);
-  cuda::norm_backward(*norm, data(dy), data(x), data(skip_gradient), mutable_data(gradients.input), mutable_data(gradients.weight),
-                      mutable_data(gradients.bias), mutable_data(space), stream());
+  cuda::norm_backward(*norm, data(dy), data(x), data(skip_gradient), mutable_data(gradients.input),
+                      mutable_data(gradients.weight), mutable_data(gradients.bias), mutable_data(space), stream());
   return gradients;
 }
 
@@ -158,16 +175,20 @@ std::optional<at::Tensor> column_sum(const at::Tensor& dy) {
 }
 
 bool rope_(const at::Tensor& x, const RopeTable& table, bool backward, const Policy& policy) {
-  if (!policy.fast || !on_gpu(x) || x.dim() != 4 || x.stride(3) != 1 || !countable(x) || !rope_fits(table, x, x.size(3))) return false;
+  if (!policy.fast || !on_gpu(x) || x.dim() != 4 || x.stride(3) != 1 || !countable(x) ||
+      !rope_fits(table, x, x.size(3)))
+    return false;
   const c10::cuda::CUDAGuard guard(x.device());
-  const cuda::HeadLayout layout{x.size(0), x.size(1), 1, x.size(2), x.size(3), x.stride(0), x.stride(1), 0, x.stride(2)};
+  const cuda::HeadLayout layout{x.size(0),   x.size(1),   1, x.size(2),  x.size(3),
+                                x.stride(0), x.stride(1), 0, x.stride(2)};
   cuda::rotate(*type_of(x), x.mutable_data_ptr(), layout, rotation_of(&table, backward), stream());
   return true;
 }
 
-std::optional<Qkv> split_qkv(const at::Tensor& packed, std::int64_t num_heads, std::int64_t num_groups, std::int64_t head_dim,
-                             const RopeTable* rope, const Policy& policy) {
-  if (rope == nullptr || !policy.fast || !on_gpu(packed) || packed.dim() != 3 || !packed.is_contiguous()) return std::nullopt;
+std::optional<Qkv> split_qkv(const at::Tensor& packed, std::int64_t num_heads, std::int64_t num_groups,
+                             std::int64_t head_dim, const RopeTable* rope, const Policy& policy) {
+  if (rope == nullptr || !policy.fast || !on_gpu(packed) || packed.dim() != 3 || !packed.is_contiguous())
+    return std::nullopt;
   if (!countable(packed) || !rope_fits(*rope, packed, head_dim)) return std::nullopt;
   const c10::cuda::CUDAGuard guard(packed.device());
   const std::int64_t b = packed.size(0), s = packed.size(1), heads = num_heads / num_groups;
@@ -176,7 +197,8 @@ std::optional<Qkv> split_qkv(const at::Tensor& packed, std::int64_t num_heads, s
   if (heads == 1 || num_groups == 1) {
     // Views serve: queries and keys, side by side in each group, turn in place and the values stay untouched.
     const std::int64_t group_stride = (heads + 2) * head_dim, position_stride = num_groups * group_stride;
-    const cuda::HeadLayout layout{b, s, num_groups, heads + 1, head_dim, s * position_stride, position_stride, group_stride, head_dim};
+    const cuda::HeadLayout layout{
+        b, s, num_groups, heads + 1, head_dim, s * position_stride, position_stride, group_stride, head_dim};
     cuda::rotate(*type_of(packed), packed.mutable_data_ptr(), layout, rotation, stream());
     const at::Tensor groups = packed.view({b, s, num_groups, heads + 2, head_dim});
     parts.q = groups.narrow(3, 0, heads).reshape({b, s, num_heads, head_dim});
@@ -204,8 +226,8 @@ std::optional<at::Tensor> merge_qkv_gradient(const Qkv& gradient, const RopeTabl
   return packed;
 }
 
-std::optional<at::Tensor> activation_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options,
-                                             const Policy& policy) {
+std::optional<at::Tensor> activation_forward(const at::Tensor& x, const at::Tensor& bias,
+                                             const ActivationOptions& options, const Policy& policy) {
   const auto arguments = activation_arguments(x, bias, options, policy);
   if (!arguments) return std::nullopt;
   const c10::cuda::CUDAGuard guard(x.device());
@@ -238,11 +260,12 @@ std::optional<at::Tensor> bias_dropout_add(const at::Tensor& x, const at::Tensor
   if (x.sizes() != residual.sizes() || !plain_or_undefined(bias, x.scalar_type())) return std::nullopt;
   if (residual.scalar_type() != x.scalar_type() && residual.scalar_type() != at::kFloat) return std::nullopt;
   const std::int64_t width = bias.defined() ? bias.numel() : 8;
-  if (bias.defined() && (width % 8 != 0 || width != x.size(-1) || x.numel() >= std::int64_t{1} << 34)) return std::nullopt;
+  if (bias.defined() && (width % 8 != 0 || width != x.size(-1) || x.numel() >= std::int64_t{1} << 34))
+    return std::nullopt;
   const c10::cuda::CUDAGuard guard(x.device());
   at::Tensor y = at::empty_like(residual);
-  cuda::bias_dropout_add(*type_of(x), *type_of(residual), data(x), data(bias), data(residual), x.numel(), width, dropout_arguments(state),
-                         fused_rounding, mutable_data(y), stream());
+  cuda::bias_dropout_add(*type_of(x), *type_of(residual), data(x), data(bias), data(residual), x.numel(), width,
+                         dropout_arguments(state), fused_rounding, mutable_data(y), stream());
   return y;
 }
 
@@ -251,42 +274,51 @@ std::optional<at::Tensor> embedding_forward(const at::Tensor& table, const at::T
   const c10::cuda::CUDAGuard guard(table.device());
   const at::Tensor flat = ids.reshape({-1}).contiguous();
   at::Tensor y = at::empty({flat.numel(), table.size(1)}, table.options());
-  cuda::embedding_forward(*type_of(table), data(table), table.size(0), table.size(1), flat.const_data_ptr<std::int64_t>(), flat.numel(),
-                          mutable_data(y), stream());
+  cuda::embedding_forward(*type_of(table), data(table), table.size(0), table.size(1),
+                          flat.const_data_ptr<std::int64_t>(), flat.numel(), mutable_data(y), stream());
   return y;
 }
 
-std::optional<at::Tensor> embedding_gradient(const at::Tensor& dy, const at::Tensor& ids, std::int64_t rows, const Policy& policy) {
-  if (!policy.fast || !embedding_fits(dy, ids) || ids.numel() != dy.size(0) || rows >= (std::int64_t{1} << 31) - 64) return std::nullopt;
+std::optional<at::Tensor> embedding_gradient(const at::Tensor& dy, const at::Tensor& ids, std::int64_t rows,
+                                             const Policy& policy) {
+  if (!policy.fast || !embedding_fits(dy, ids) || ids.numel() != dy.size(0) || rows >= (std::int64_t{1} << 31) - 64)
+    return std::nullopt;
   const c10::cuda::CUDAGuard guard(dy.device());
   const at::Tensor flat = ids.reshape({-1}).contiguous();
   at::Tensor out = at::empty({rows, dy.size(1)}, dy.options());
   const at::Tensor space = workspace(cuda::embedding_gradient_workspace(flat.numel(), dy.size(1), rows), dy);
-  cuda::embedding_gradient(*type_of(dy), data(dy), flat.const_data_ptr<std::int64_t>(), flat.numel(), dy.size(1), rows, mutable_data(out),
-                           mutable_data(space), stream());
+  cuda::embedding_gradient(*type_of(dy), data(dy), flat.const_data_ptr<std::int64_t>(), flat.numel(), dy.size(1), rows,
+                           mutable_data(out), mutable_data(space), stream());
   return out;
 }
 
-bool accumulate_embedding_gradient(const at::Tensor& main_gradient, const at::Tensor& dy, const at::Tensor& ids, const Policy& policy) {
-  if (!policy.fast || !embedding_fits(dy, ids) || ids.numel() != dy.size(0) || !on_gpu(main_gradient) || !plain(main_gradient)) return false;
+bool accumulate_embedding_gradient(const at::Tensor& main_gradient, const at::Tensor& dy, const at::Tensor& ids,
+                                   const Policy& policy) {
+  if (!policy.fast || !embedding_fits(dy, ids) || ids.numel() != dy.size(0) || !on_gpu(main_gradient) ||
+      !plain(main_gradient))
+    return false;
   if (main_gradient.scalar_type() != at::kFloat || main_gradient.size(0) >= (std::int64_t{1} << 31) - 64) return false;
   const c10::cuda::CUDAGuard guard(dy.device());
   const at::Tensor flat = ids.reshape({-1}).contiguous();
   const std::int64_t rows = main_gradient.size(0);
   const at::Tensor space = workspace(cuda::embedding_gradient_workspace(flat.numel(), dy.size(1), rows), dy);
-  cuda::accumulate_embedding_gradient(*type_of(dy), data(dy), flat.const_data_ptr<std::int64_t>(), flat.numel(), dy.size(1), rows,
-                                      main_gradient.mutable_data_ptr<float>(), mutable_data(space), stream());
+  cuda::accumulate_embedding_gradient(*type_of(dy), data(dy), flat.const_data_ptr<std::int64_t>(), flat.numel(),
+                                      dy.size(1), rows, main_gradient.mutable_data_ptr<float>(), mutable_data(space),
+                                      stream());
   return true;
 }
 
-std::optional<at::Tensor> cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& scale, const Policy& policy) {
-  if (!policy.fast || !on_gpu(logits) || logits.dim() != 2 || !logits.is_contiguous() || logits.size(1) == 0) return std::nullopt;
+std::optional<at::Tensor> cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& scale,
+                                        const Policy& policy) {
+  if (!policy.fast || !on_gpu(logits) || logits.dim() != 2 || !logits.is_contiguous() || logits.size(1) == 0)
+    return std::nullopt;
   if (logits.size(1) >= std::int64_t{1} << 31 || !labels.is_cuda() || !labels.is_contiguous()) return std::nullopt;
   if (labels.scalar_type() != at::kLong || !plain_or_undefined(scale, at::kFloat)) return std::nullopt;
   const c10::cuda::CUDAGuard guard(logits.device());
   at::Tensor losses = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
-  cuda::cross_entropy(*type_of(logits), logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>(), logits.size(0), logits.size(1),
-                      static_cast<const float*>(data(scale)), losses.mutable_data_ptr<float>(), stream());
+  cuda::cross_entropy(*type_of(logits), logits.mutable_data_ptr(), labels.const_data_ptr<std::int64_t>(),
+                      logits.size(0), logits.size(1), static_cast<const float*>(data(scale)),
+                      losses.mutable_data_ptr<float>(), stream());
   return losses;
 }
 

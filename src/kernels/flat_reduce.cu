@@ -1,4 +1,5 @@
-// Sums over the segments of a flat buffer, in two stages with a grid that does not depend on the GPU; and the step's clip coefficient.
+// Sums over the segments of a flat buffer, in two stages with a grid that does not depend on the GPU; and the step's
+// clip coefficient.
 
 #include <cmath>
 
@@ -14,7 +15,9 @@ constexpr std::int64_t kPassElements = std::int64_t{8} * kThreads * kGroups;
 
 struct Squares {
   using Total = double;
-  __device__ static void add(double& total, float x) { total = fma(static_cast<double>(x), static_cast<double>(x), total); }
+  __device__ static void add(double& total, float x) {
+    total = fma(static_cast<double>(x), static_cast<double>(x), total);
+  }
 };
 struct Zeros {
   using Total = long long;
@@ -54,7 +57,8 @@ __global__ void __launch_bounds__(kThreads)
         for (std::int64_t e = at; e < at + 8 && e < flat.count; ++e) {
           while (own < num_segments && flat.segments[own].end <= e) ++own;
           if (own == num_segments) break;
-          if (flat.segments[own].begin <= e && flat.segments[own].norm_weight != 0.0F) What::add(totals[0], to_float(x[e]));
+          if (flat.segments[own].begin <= e && flat.segments[own].norm_weight != 0.0F)
+            What::add(totals[0], to_float(x[e]));
         }
       }
     }
@@ -76,7 +80,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const Total* __restric
 }
 
 template <class What, class Out>
-void reduce(Type type, const void* x, const FlatArguments& flat, Out* out, void* workspace, const char* name, cudaStream_t stream) {
+void reduce(Type type, const void* x, const FlatArguments& flat, Out* out, void* workspace, const char* name,
+            cudaStream_t stream) {
   auto* const parts = static_cast<typename What::Total*>(workspace);
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
@@ -88,10 +93,12 @@ void reduce(Type type, const void* x, const FlatArguments& flat, Out* out, void*
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) non_finite_kernel(const T* __restrict__ x, std::int64_t count, float* __restrict__ out) {
+__global__ void __launch_bounds__(kThreads)
+    non_finite_kernel(const T* __restrict__ x, std::int64_t count, float* __restrict__ out) {
   bool found = false;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t vector = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; 8 * vector < count; vector += step) {
+  for (std::int64_t vector = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; 8 * vector < count;
+       vector += step) {
     if (8 * vector + 8 <= count) {
       float v[8];
       unpack(load8(x + 8 * vector), v);
@@ -104,8 +111,8 @@ __global__ void __launch_bounds__(kThreads) non_finite_kernel(const T* __restric
   if (found) *out = 1.0F;  // every writer stores the same value
 }
 
-__global__ void finish_norm_kernel(const double* squared, const float* loss_scale, const float* non_finite, double clip, float* norm,
-                                   float* scalars, ScalarPlaces places) {
+__global__ void finish_norm_kernel(const double* squared, const float* loss_scale, const float* non_finite, double clip,
+                                   float* norm, float* scalars, ScalarPlaces places) {
   const double inverse_scale = loss_scale == nullptr ? 1.0 : 1.0 / static_cast<double>(*loss_scale);
   const auto length = static_cast<float>(sqrt(*squared) * inverse_scale);
   float coefficient = 1.0F;
@@ -122,11 +129,13 @@ __global__ void finish_norm_kernel(const double* squared, const float* loss_scal
 
 std::size_t flat_reduction_workspace() { return sizeof(double) * kBlocks; }
 
-void squared_norm(Type type, const void* x, const FlatArguments& flat, double* out, void* workspace, cudaStream_t stream) {
+void squared_norm(Type type, const void* x, const FlatArguments& flat, double* out, void* workspace,
+                  cudaStream_t stream) {
   reduce<Squares>(type, x, flat, out, workspace, "squared_norm", stream);
 }
 
-void count_zeros(Type type, const void* x, const FlatArguments& flat, std::int64_t* out, void* workspace, cudaStream_t stream) {
+void count_zeros(Type type, const void* x, const FlatArguments& flat, std::int64_t* out, void* workspace,
+                 cudaStream_t stream) {
   reduce<Zeros>(type, x, flat, out, workspace, "count_zeros", stream);
 }
 
@@ -141,8 +150,8 @@ void has_non_finite(Type type, const void* x, std::int64_t count, float* out, cu
   check_launch("has_non_finite");
 }
 
-void finish_norm(const double* squared, const float* loss_scale, const float* non_finite, double clip, float* norm, float* scalars,
-                 const ScalarPlaces& places, cudaStream_t stream) {
+void finish_norm(const double* squared, const float* loss_scale, const float* non_finite, double clip, float* norm,
+                 float* scalars, const ScalarPlaces& places, cudaStream_t stream) {
   finish_norm_kernel<<<1, 1, 0, stream>>>(squared, loss_scale, non_finite, clip, norm, scalars, places);
   check_launch("finish_norm");
 }

@@ -12,8 +12,8 @@ using detail::compute_type;
 using detail::is_16bit;
 using detail::widen;
 
-// oneDNN multiplies bf16 matrices at full speed with AVX-512. ATen's own loops, its choice for fp16 and for older CPUs, are up to a
-// hundred times slower than sgemm on widened copies.
+// oneDNN multiplies bf16 matrices at full speed with AVX-512. ATen's own loops, its choice for fp16 and for older CPUs,
+// are up to a hundred times slower than sgemm on widened copies.
 bool multiplies_natively(const at::Tensor& t) {
   if (t.is_cuda() || !is_16bit(t)) return true;
   static const bool avx512 = at::get_cpu_capability() == "AVX512";

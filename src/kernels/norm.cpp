@@ -17,8 +17,8 @@ at::Tensor gain(const at::Tensor& weight, const NormOptions& options, at::Scalar
 
 }  // namespace
 
-at::Tensor norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const NormOptions& options,
-                        NormStatistics& statistics, const Policy& policy) {
+at::Tensor norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                        const NormOptions& options, NormStatistics& statistics, const Policy& policy) {
   if constexpr (fast::kBuilt) {
     if (auto y = fast::norm_forward(x, {}, weight, bias, options, nullptr, statistics, policy)) return *y;
   }
@@ -37,8 +37,9 @@ at::Tensor norm_forward(const at::Tensor& x, const at::Tensor& weight, const at:
   return y.to(weight.scalar_type());
 }
 
-at::Tensor add_norm_forward(const at::Tensor& residual, const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias,
-                            const NormOptions& options, at::Tensor& sum, NormStatistics& statistics, const Policy& policy) {
+at::Tensor add_norm_forward(const at::Tensor& residual, const at::Tensor& delta, const at::Tensor& weight,
+                            const at::Tensor& bias, const NormOptions& options, at::Tensor& sum,
+                            NormStatistics& statistics, const Policy& policy) {
   if constexpr (fast::kBuilt) {
     if (auto y = fast::norm_forward(residual, delta, weight, bias, options, &sum, statistics, policy)) return *y;
   }
@@ -47,10 +48,11 @@ at::Tensor add_norm_forward(const at::Tensor& residual, const at::Tensor& delta,
 }
 
 NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                            const NormOptions& options, const NormStatistics& statistics, const at::Tensor& skip_gradient,
-                            const Policy& policy) {
+                            const NormOptions& options, const NormStatistics& statistics,
+                            const at::Tensor& skip_gradient, const Policy& policy) {
   if constexpr (fast::kBuilt) {
-    if (auto gradients = fast::norm_backward(dy, x, weight, bias, options, statistics, skip_gradient, policy)) return *gradients;
+    if (auto gradients = fast::norm_backward(dy, x, weight, bias, options, statistics, skip_gradient, policy))
+      return *gradients;
   }
   const at::Tensor wide = widen(x);
   const at::ScalarType type = wide.scalar_type();
@@ -67,8 +69,8 @@ NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& x, const at:
   } else {
     const at::Tensor b = bias.defined() ? bias.to(type) : at::Tensor();
     std::tie(dx, dweight, dbias) =
-        at::native_layer_norm_backward(wide_dy, wide, {x.size(1)}, statistics.mean.unsqueeze(1), statistics.rstd.unsqueeze(1), g, b,
-                                       {true, true, bias.defined()});
+        at::native_layer_norm_backward(wide_dy, wide, {x.size(1)}, statistics.mean.unsqueeze(1),
+                                       statistics.rstd.unsqueeze(1), g, b, {true, true, bias.defined()});
   }
   NormGradients result;
   result.input = dx.to(x.scalar_type());

@@ -1,7 +1,8 @@
 // LayerNorm and RMSNorm with the residual addition before it (forward) or after it (backward) in the same pass.
 //
-// Threads of a warp part (Group lanes) or of a whole block (Group 0) share one row and keep it in registers, so each tensor is read once.
-// Backward blocks walk over many rows and keep their columns' weight gradients in registers; a second kernel adds the blocks' parts.
+// Threads of a warp part (Group lanes) or of a whole block (Group 0) share one row and keep it in registers, so each
+// tensor is read once. Backward blocks walk over many rows and keep their columns' weight gradients in registers; a
+// second kernel adds the blocks' parts.
 
 #include "columns.cuh"
 #include "device.cuh"
@@ -129,8 +130,8 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : 512)
 template <class X, class W, int Group, int Vectors, bool Rms>
 __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 256 : 512))
     backward_kernel(Shape shape, const W* __restrict__ dy, const X* __restrict__ x, const W* __restrict__ weight,
-                    const float* __restrict__ mean_in, const float* __restrict__ rstd_in, const X* __restrict__ skip, X* __restrict__ dx,
-                    float* __restrict__ parts) {
+                    const float* __restrict__ mean_in, const float* __restrict__ rstd_in, const X* __restrict__ skip,
+                    X* __restrict__ dx, float* __restrict__ parts) {
   // Loads of the next row overlap the reduction of this one, where registers allow it.
   constexpr bool kPrefetch = Group == 0 && Vectors <= 2;
   __shared__ float buffer[2 * 2 * 32];
@@ -160,7 +161,8 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 25
   Raw8<W> dy_raw[Vectors];
   Raw8<X> x_raw[Vectors];
   float mean = 0, rstd = 0;
-  const auto load_row = [&](std::int64_t row, Raw8<W>(&dy_to)[Vectors], Raw8<X>(&x_to)[Vectors], float& mean_to, float& rstd_to) {
+  const auto load_row = [&](std::int64_t row, Raw8<W>(&dy_to)[Vectors], Raw8<X>(&x_to)[Vectors], float& mean_to,
+                            float& rstd_to) {
     const bool live = row < shape.rows;
     const std::int64_t base = row * shape.width;
 #pragma unroll
@@ -274,7 +276,7 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 25
   } else {
     // The block's groups hold the same columns: added in shared memory, always in the same order.
     __shared__ float columns[kGroupThreads * Vectors * 8];
-    const auto add_groups = [&](const float(&values)[Vectors][8], float* part) {
+    const auto add_groups = [&](const float (&values)[Vectors][8], float* part) {
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < Vectors; ++i) {
@@ -296,34 +298,38 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 25
   }
 }
 
-// Calls f(integral_constant<Group>, integral_constant<Vectors>, Plan) for a width.
+// Calls f(integral_constant<Group>, integral_constant<Vectors>, Plan) for a width. Forward keeps little, so a warp
+// takes rows of up to 1024 columns without a barrier; backward's column sums need registers, so there several warps
+// share a row from 257 columns on.
 template <class F>
-void with_plan(std::int64_t width, F&& f) {
+void with_plan(std::int64_t width, bool backward, F&& f) {
+  using std::integral_constant;
   const int vectors = static_cast<int>(width / 8);
-  const auto group = [&](auto lanes, auto count) { 
+  const auto group = [&](auto lanes, auto count) {
     f(lanes, count, Plan{kGroupThreads, kGroupThreads / decltype(lanes)::value, decltype(count)::value});
   };
   const auto block = [&](auto count) {
     const int threads = ceil_div(ceil_div(vectors, decltype(count)::value), 32) * 32;
-    f(std::integral_constant<int, 0>{}, count, Plan{threads, 1, decltype(count)::value});
+    f(integral_constant<int, 0>{}, count, Plan{threads, 1, decltype(count)::value});
   };
-  using std::integral_constant;
   if (vectors <= 8) return group(integral_constant<int, 8>{}, integral_constant<int, 1>{});
   if (vectors <= 16) return group(integral_constant<int, 16>{}, integral_constant<int, 1>{});
   if (vectors <= 32) return group(integral_constant<int, 32>{}, integral_constant<int, 1>{});
-  if (vectors <= 64) return group(integral_constant<int, 32>{}, integral_constant<int, 2>{});
-  if (vectors <= 96) return group(integral_constant<int, 32>{}, integral_constant<int, 3>{});
-  if (vectors <= 128) return group(integral_constant<int, 32>{}, integral_constant<int, 4>{});
+  if (vectors <= 64 && !backward) return group(integral_constant<int, 32>{}, integral_constant<int, 2>{});
+  if (vectors <= 96 && !backward) return group(integral_constant<int, 32>{}, integral_constant<int, 3>{});
+  if (vectors <= 128 && !backward) return group(integral_constant<int, 32>{}, integral_constant<int, 4>{});
   if (vectors <= 256) return block(integral_constant<int, 1>{});
   if (vectors <= 1024) return block(integral_constant<int, 2>{});
   if (vectors <= 2048) return block(integral_constant<int, 4>{});
   throw std::logic_error("internal error: the norm kernels take at most 16384 columns");
 }
 
-// Blocks of the backward kernel: as many as run at once. Registers allow about 1024 threads an SM at one vector a thread (64 each).
+// Blocks of the backward kernel: as many as run at once, but at most 8 an SM to keep the parts few. Registers allow
+// about 1024 threads an SM at one vector a thread (64 registers each).
 int backward_blocks(const NormArguments& norm, const Plan& plan) {
-  const std::int64_t per_sm = std::max(1, 1024 / plan.vectors / plan.threads);
-  return static_cast<int>(std::max<std::int64_t>(1, std::min(ceil_div<std::int64_t>(norm.rows, plan.rows_per_block), sm_count() * per_sm)));
+  const std::int64_t per_sm = std::clamp(1024 / plan.vectors / plan.threads, 1, 8);
+  return static_cast<int>(
+      std::max<std::int64_t>(1, std::min(ceil_div<std::int64_t>(norm.rows, plan.rows_per_block), sm_count() * per_sm)));
 }
 
 Shape shape_of(const NormArguments& norm) {
@@ -332,18 +338,22 @@ Shape shape_of(const NormArguments& norm) {
 
 }  // namespace
 
-void norm_forward(const NormArguments& norm, const void* x, const void* delta, void* sum, void* y, cudaStream_t stream) {
+void norm_forward(const NormArguments& norm, const void* x, const void* delta, void* sum, void* y,
+                  cudaStream_t stream) {
   if (norm.rows == 0) return;
   with_stream_type(norm.x_type, norm.type, [&](auto x_tag, auto tag) {
     using X = decltype(x_tag);
     using W = decltype(tag);
-    with_plan(norm.width, [&](auto group, auto vectors, const Plan& plan) {
+    with_plan(norm.width, false, [&](auto group, auto vectors, const Plan& plan) {
       const std::int64_t row_blocks = ceil_div<std::int64_t>(norm.rows, plan.rows_per_block);
       const std::int64_t enough = static_cast<std::int64_t>(sm_count()) * (2048 / plan.threads);
-      const std::int64_t blocks = std::min(row_blocks, std::max(enough, ceil_div<std::int64_t>(row_blocks, kRowsPerBlock)));
-      forward_kernel<X, W, decltype(group)::value, decltype(vectors)::value><<<static_cast<unsigned>(blocks), plan.threads, 0, stream>>>(
-          shape_of(norm), static_cast<const X*>(x), static_cast<const W*>(delta), static_cast<const W*>(norm.weight),
-          static_cast<const W*>(norm.bias), static_cast<X*>(sum), static_cast<W*>(y), norm.mean, norm.rstd);
+      const std::int64_t blocks =
+          std::min(row_blocks, std::max(enough, ceil_div<std::int64_t>(row_blocks, kRowsPerBlock)));
+      forward_kernel<X, W, decltype(group)::value, decltype(vectors)::value>
+          <<<static_cast<unsigned>(blocks), plan.threads, 0, stream>>>(
+              shape_of(norm), static_cast<const X*>(x), static_cast<const W*>(delta),
+              static_cast<const W*>(norm.weight), static_cast<const W*>(norm.bias), static_cast<X*>(sum),
+              static_cast<W*>(y), norm.mean, norm.rstd);
     });
   });
   check_launch("norm_forward");
@@ -351,30 +361,36 @@ void norm_forward(const NormArguments& norm, const void* x, const void* delta, v
 
 std::size_t norm_backward_workspace(const NormArguments& norm) {
   std::size_t bytes = 0;
-  with_plan(norm.width, [&](auto, auto, const Plan& plan) {
-    bytes = sizeof(float) * static_cast<std::size_t>(backward_blocks(norm, plan)) * static_cast<std::size_t>(norm.width) * (norm.rms ? 1 : 2);
+  with_plan(norm.width, true, [&](auto, auto, const Plan& plan) {
+    bytes = sizeof(float) * static_cast<std::size_t>(backward_blocks(norm, plan)) *
+            static_cast<std::size_t>(norm.width) * (norm.rms ? 1 : 2);
   });
   return bytes;
 }
 
-void norm_backward(const NormArguments& norm, const void* dy, const void* x, const void* skip, void* dx, void* dweight, void* dbias,
-                   void* workspace, cudaStream_t stream) {
+void norm_backward(const NormArguments& norm, const void* dy, const void* x, const void* skip, void* dx, void* dweight,
+                   void* dbias, void* workspace, cudaStream_t stream) {
   with_stream_type(norm.x_type, norm.type, [&](auto x_tag, auto tag) {
     using X = decltype(x_tag);
     using W = decltype(tag);
-    with_plan(norm.width, [&](auto group, auto vectors, const Plan& plan) {
+    with_plan(norm.width, true, [&](auto group, auto vectors, const Plan& plan) {
       constexpr int kGroup = decltype(group)::value, kVectors = decltype(vectors)::value;
-      const int blocks = backward_blocks(norm, plan);
-      auto* const parts = static_cast<float*>(workspace);
-      const auto launch = [&](auto kernel) {
-        kernel<<<blocks, plan.threads, 0, stream>>>(shape_of(norm), static_cast<const W*>(dy), static_cast<const X*>(x),
-                                                    static_cast<const W*>(norm.weight), norm.mean, norm.rstd,
-                                                    static_cast<const X*>(skip), static_cast<X*>(dx), parts);
-      };
-      if (norm.rms) launch(backward_kernel<X, W, kGroup, kVectors, true>);
-      else launch(backward_kernel<X, W, kGroup, kVectors, false>);
-      check_launch("norm_backward");
-      add_parts<W>(parts, blocks, norm.width, static_cast<W*>(dweight), static_cast<W*>(norm.rms ? nullptr : dbias), stream);
+      if constexpr (kGroup == 0 || kVectors == 1) {  // the others are forward plans
+        const int blocks = backward_blocks(norm, plan);
+        auto* const parts = static_cast<float*>(workspace);
+        const auto launch = [&](auto kernel) {
+          kernel<<<blocks, plan.threads, 0, stream>>>(
+              shape_of(norm), static_cast<const W*>(dy), static_cast<const X*>(x), static_cast<const W*>(norm.weight),
+              norm.mean, norm.rstd, static_cast<const X*>(skip), static_cast<X*>(dx), parts);
+        };
+        if (norm.rms)
+          launch(backward_kernel<X, W, kGroup, kVectors, true>);
+        else
+          launch(backward_kernel<X, W, kGroup, kVectors, false>);
+        check_launch("norm_backward");
+        add_parts<W>(parts, blocks, norm.width, static_cast<W*>(dweight), static_cast<W*>(norm.rms ? nullptr : dbias),
+                     stream);
+      }
     });
   });
 }

@@ -53,7 +53,8 @@ template <class Total, class Function>
 Total sum_of_pieces(const SegmentTable& table, const Function& function) {
   const std::vector<Piece> pieces = cut(table, true);
   std::vector<Total> partial(pieces.size());
-  for_each_piece(pieces, [&](std::int64_t i, const Piece& piece) { partial[static_cast<std::size_t>(i)] = function(piece); });
+  for_each_piece(pieces,
+                 [&](std::int64_t i, const Piece& piece) { partial[static_cast<std::size_t>(i)] = function(piece); });
   return std::accumulate(partial.begin(), partial.end(), Total{0});
 }
 
@@ -76,20 +77,23 @@ double sum_of_squares(const T* data, std::int64_t begin, std::int64_t end) {
   return std::accumulate(lanes, lanes + kLanes, 0.0);
 }
 
-void check_step(const at::Tensor& weights, const at::Tensor& master, const at::Tensor& gradient, const SegmentTable& segments,
-                const StepScalars& scalars) {
+void check_step(const at::Tensor& weights, const at::Tensor& master, const at::Tensor& gradient,
+                const SegmentTable& segments, const StepScalars& scalars) {
   PGPT_ASSERT(master.scalar_type() == at::kFloat, "masters are fp32");
-  PGPT_ASSERT(gradient.scalar_type() == at::kFloat || gradient.scalar_type() == at::kBFloat16, "gradients are fp32 or bf16");
+  PGPT_ASSERT(gradient.scalar_type() == at::kFloat || gradient.scalar_type() == at::kBFloat16,
+              "gradients are fp32 or bf16");
   PGPT_ASSERT(scalars.values.scalar_type() == at::kFloat && scalars.values.is_contiguous(), "step scalars are fp32");
   check_flat(weights, segments);
   check_flat(master, segments);
   check_flat(gradient, segments);
   for (const Segment& segment : segments.host) {
-    PGPT_ASSERT(segment.group >= 0 && StepScalars::kCount + segment.group < scalars.values.numel(), "group ", segment.group);
+    PGPT_ASSERT(segment.group >= 0 && StepScalars::kCount + segment.group < scalars.values.numel(), "group ",
+                segment.group);
   }
 }
 
-// Calls function(weights pointer, gradient pointer) with their element types; the weights pointer is null when they are the master.
+// Calls function(weights pointer, gradient pointer) with their element types; the weights pointer is null when they are
+// the master.
 template <class Function>
 void with_types(at::Tensor& weights, const at::Tensor& master, const at::Tensor& gradient, const Function& function) {
   const auto with_gradient = [&](auto* weight) {
@@ -102,7 +106,8 @@ void with_types(at::Tensor& weights, const at::Tensor& master, const at::Tensor&
   if (weights.scalar_type() == at::kBFloat16) return with_gradient(weights.mutable_data_ptr<at::BFloat16>());
   if (weights.scalar_type() == at::kHalf) return with_gradient(weights.mutable_data_ptr<at::Half>());
   PGPT_ASSERT(weights.scalar_type() == at::kFloat, "weights are bf16, fp16 or fp32");
-  with_gradient(weights.data_ptr() == master.data_ptr() ? static_cast<float*>(nullptr) : weights.mutable_data_ptr<float>());
+  with_gradient(weights.data_ptr() == master.data_ptr() ? static_cast<float*>(nullptr)
+                                                        : weights.mutable_data_ptr<float>());
 }
 
 // `value` where the step is not skipped, else what is there; decided on the device.
@@ -138,8 +143,8 @@ at::Tensor squared_norm(const at::Tensor& flat, const SegmentTable& segments, co
   }
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, flat.scalar_type(), "squared_norm", [&] {
     const auto* data = flat.const_data_ptr<scalar_t>();
-    result.fill_(
-        sum_of_pieces<double>(segments, [&](const Piece& piece) { return sum_of_squares(data, piece.begin, piece.end); }));
+    result.fill_(sum_of_pieces<double>(
+        segments, [&](const Piece& piece) { return sum_of_squares(data, piece.begin, piece.end); }));
   });
   return result;
 }
@@ -159,8 +164,8 @@ at::Tensor count_zeros(const at::Tensor& flat, const SegmentTable& segments) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, flat.scalar_type(), "count_zeros", [&] {
     const auto* data = flat.const_data_ptr<scalar_t>();
     result.fill_(sum_of_pieces<std::int64_t>(segments, [&](const Piece& piece) {
-      return static_cast<std::int64_t>(
-          std::count_if(data + piece.begin, data + piece.end, [](scalar_t value) { return static_cast<float>(value) == 0.0F; }));
+      return static_cast<std::int64_t>(std::count_if(data + piece.begin, data + piece.end,
+                                                     [](scalar_t value) { return static_cast<float>(value) == 0.0F; }));
     }));
   });
   return result;
@@ -176,8 +181,9 @@ at::Tensor has_non_finite(const at::Tensor& flat) {
   return at::logical_not(at::logical_and(at::isfinite(low), at::isfinite(high))).to(at::kFloat).reshape({});
 }
 
-void adam_step(at::Tensor& weights, at::Tensor& master, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, const at::Tensor& gradient,
-               const SegmentTable& segments, const AdamOptions& options, const StepScalars& scalars, const Policy& policy) {
+void adam_step(at::Tensor& weights, at::Tensor& master, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
+               const at::Tensor& gradient, const SegmentTable& segments, const AdamOptions& options,
+               const StepScalars& scalars, const Policy& policy) {
   check_step(weights, master, gradient, segments, scalars);
   check_flat(exp_avg, segments);
   check_flat(exp_avg_sq, segments);

@@ -1,7 +1,8 @@
-// Optimizer steps over flat buffers in one launch. Operations round one by one in the order of the host code, so both give the same bits.
+// Optimizer steps over flat buffers in one launch. Operations round one by one in the order of the host code, so both
+// give the same bits.
 //
-// A thread does groups of 4 elements. All loads are issued before the block looks up its segment and the step's scalars, so that the look-up
-// hides behind them. Groups that a segment's edge cuts are done element by element.
+// A thread does groups of 4 elements. All loads are issued before the block looks up its segment and the step's
+// scalars, so that the look-up hides behind them. Groups that a segment's edge cuts are done element by element.
 
 #include "segments.cuh"
 
@@ -12,7 +13,7 @@ constexpr int kThreads = 256;
 constexpr int kGroups = 2;  // of 4 elements a thread
 constexpr std::int64_t kBlockElements = std::int64_t{4} * kThreads * kGroups;
 
-// ---- groups of 4 elements --------------------------------------------------------------------------------------------------------
+// ---- groups of 4 elements ----
 
 template <class T>
 struct Raw4 {
@@ -52,7 +53,7 @@ __device__ void store4(T* p, const float (&x)[4]) {
   }
 }
 
-// ---- rules -----------------------------------------------------------------------------------------------------------------------
+// ---- rules ----
 
 // What one element's update needs besides its state.
 struct Rates {
@@ -80,7 +81,9 @@ struct Sgd {
   static constexpr int kStates = 1;
   float momentum;
   bool first;
-  __device__ void read(const float* scalars, const ScalarPlaces& places) { first = scalars[places.first_momentum] != 0.0F; }
+  __device__ void read(const float* scalars, const ScalarPlaces& places) {
+    first = scalars[places.first_momentum] != 0.0F;
+  }
   __device__ float update(float p, float g, float& velocity, float& /*unused*/, const Rates& rates) const {
     g = __fadd_rn(g, __fmul_rn(rates.weight_decay, p));
     velocity = first ? g : __fadd_rn(__fmul_rn(momentum, velocity), g);
@@ -91,8 +94,8 @@ struct Sgd {
 template <class W, class G, class Rule>
 __global__ void __launch_bounds__(kThreads)
     step_kernel(FlatArguments flat, W* __restrict__ weights, float* __restrict__ master, G* __restrict__ gradient,
-                float* __restrict__ state1, float* __restrict__ state2, bool zero_gradient, const float* __restrict__ scalars,
-                ScalarPlaces places, Rule rule) {
+                float* __restrict__ state1, float* __restrict__ state2, bool zero_gradient,
+                const float* __restrict__ scalars, ScalarPlaces places, Rule rule) {
   constexpr bool kTwo = Rule::kStates == 2;
   const std::int64_t begin = blockIdx.x * kBlockElements;
   Raw4<G> g_raw[kGroups];
@@ -113,7 +116,8 @@ __global__ void __launch_bounds__(kThreads)
   const int first_segment = first_segment_past(flat, begin);
   const auto rates_of = [&](int segment) {
     const SegmentRecord& record = flat.segments[segment];
-    return Rates{scalars[places.learning_rates + record.group], __fmul_rn(weight_decay, record.weight_decay_multiplier)};
+    return Rates{scalars[places.learning_rates + record.group],
+                 __fmul_rn(weight_decay, record.weight_decay_multiplier)};
   };
 
   int segment = first_segment;
@@ -168,7 +172,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (zero_gradient) {
       const float zeros[4] = {0, 0, 0, 0};
-      if (whole) store4(gradient + at, zeros);
+      if (whole)
+        store4(gradient + at, zeros);
       else
         for (std::int64_t e = at; e < flat.count; ++e) gradient[e] = from_float<G>(0.0F);
     }
@@ -176,7 +181,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Rule>
-void launch_step(const FlatArguments& flat, const StepArguments& step, float* state1, float* state2, const Rule& rule, cudaStream_t stream) {
+void launch_step(const FlatArguments& flat, const StepArguments& step, float* state1, float* state2, const Rule& rule,
+                 cudaStream_t stream) {
   if (flat.count == 0) return;
   if (step.gradient_type == Type::kFloat16) throw std::logic_error("internal error: gradients are fp32 or bf16");
   with_type(step.weight_type, [&](auto weight_tag) {
@@ -184,23 +190,26 @@ void launch_step(const FlatArguments& flat, const StepArguments& step, float* st
     const auto launch = [&](auto gradient_tag) {
       using G = decltype(gradient_tag);
       step_kernel<W, G, Rule><<<static_cast<unsigned>(ceil_div(flat.count, kBlockElements)), kThreads, 0, stream>>>(
-          flat, static_cast<W*>(step.weights), step.master, static_cast<G*>(step.gradient), state1, state2, step.zero_gradient,
-          step.scalars, step.places, rule);
+          flat, static_cast<W*>(step.weights), step.master, static_cast<G*>(step.gradient), state1, state2,
+          step.zero_gradient, step.scalars, step.places, rule);
     };
-    if (step.gradient_type == Type::kFloat32) launch(float{});
-    else launch(bf16{});
+    if (step.gradient_type == Type::kFloat32)
+      launch(float{});
+    else
+      launch(bf16{});
   });
   check_launch("optimizer step");
 }
 
 }  // namespace
 
-void adam_step(const FlatArguments& flat, const StepArguments& step, float* exp_avg, float* exp_avg_sq, float beta1, float beta2,
-               float epsilon, cudaStream_t stream) {
+void adam_step(const FlatArguments& flat, const StepArguments& step, float* exp_avg, float* exp_avg_sq, float beta1,
+               float beta2, float epsilon, cudaStream_t stream) {
   launch_step(flat, step, exp_avg, exp_avg_sq, Adam{beta1, beta2, epsilon, 0, 0, 0, 0}, stream);
 }
 
-void sgd_step(const FlatArguments& flat, const StepArguments& step, float* momentum_buffer, float momentum, cudaStream_t stream) {
+void sgd_step(const FlatArguments& flat, const StepArguments& step, float* momentum_buffer, float momentum,
+              cudaStream_t stream) {
   launch_step(flat, step, momentum_buffer, nullptr, Sgd{momentum, false}, stream);
 }
 

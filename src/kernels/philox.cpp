@@ -17,7 +17,8 @@
 namespace pgpt::kernels {
 namespace {
 
-// Launch shape of libtorch's fill kernels: threads of a block, blocks that one multiprocessor holds, values of one counter.
+// Launch shape of libtorch's fill kernels: threads of a block, blocks that one multiprocessor holds, values of one
+// counter.
 constexpr std::int64_t kThreads = 256;
 constexpr std::int64_t kBlocksPerProcessor = 8;
 constexpr std::int64_t kValues = 4;
@@ -126,7 +127,8 @@ void philox_uniform_(at::Tensor& tensor, double bound, PhiloxState& state, std::
     fill_cuda(tensor, state, [&](const at::Generator& generator) { tensor.uniform_(-bound, bound, generator); });
     return;
   }
-  // The kernel takes its bounds in the tensor's type, and turns (0, 1] round to include the lower bound instead of the upper one.
+  // The kernel takes its bounds in the tensor's type, and turns (0, 1] round to include the lower bound instead of the
+  // upper one.
   const float high = at::full({}, bound, tensor.options()).item<float>();
   const float range = at::full({}, high - -high, tensor.options().dtype(at::kFloat)).item<float>();
   const at::ScalarType type = tensor.scalar_type();

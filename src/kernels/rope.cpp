@@ -19,7 +19,8 @@ constexpr double kHighFrequencyFactor = 4;
 at::Tensor scale_frequencies(const at::Tensor& frequency, double factor) {
   const at::Tensor wavelength = 2 * std::numbers::pi / frequency;
   const at::Tensor slow = frequency / factor;
-  const at::Tensor blend = (kOriginalContext / wavelength - kLowFrequencyFactor) / (kHighFrequencyFactor - kLowFrequencyFactor);
+  const at::Tensor blend =
+      (kOriginalContext / wavelength - kLowFrequencyFactor) / (kHighFrequencyFactor - kLowFrequencyFactor);
   const at::Tensor mixed = (1 - blend) * slow + blend * frequency;
   const at::Tensor long_waves = wavelength > kOriginalContext / kLowFrequencyFactor;
   const at::Tensor short_waves = wavelength < kOriginalContext / kHighFrequencyFactor;
@@ -31,8 +32,8 @@ void rotate_(const at::Tensor& x, const RopeTable& table, bool backward) {
   const RopeOptions& options = table.options;
   const std::int64_t s = x.size(1);
   const std::int64_t half = options.dim / 2;
-  PGPT_ASSERT(s <= table.cos.size(0) && options.dim <= x.size(-1), "rope table of ", table.cos.size(0), " positions, ", options.dim,
-              " channels for ", s, " positions, ", x.size(-1), " channels");
+  PGPT_ASSERT(s <= table.cos.size(0) && options.dim <= x.size(-1), "rope table of ", table.cos.size(0), " positions, ",
+              options.dim, " channels for ", s, " positions, ", x.size(-1), " channels");
   std::vector<std::int64_t> shape(static_cast<std::size_t>(x.dim()), 1);
   shape[1] = s;
   shape.back() = half;
@@ -57,7 +58,8 @@ void rotate_(const at::Tensor& x, const RopeTable& table, bool backward) {
 RopeTable make_rope_table(std::int64_t seq_length, const RopeOptions& options, at::Device device) {
   PGPT_ASSERT(options.dim > 0 && options.dim % 2 == 0, "rotated channels ", options.dim, " must be even and positive");
   const auto fp32 = at::TensorOptions().dtype(at::kFloat).device(device);
-  at::Tensor frequency = at::pow(at::Scalar(options.base), at::arange(0, options.dim, 2, fp32) / options.dim).reciprocal();
+  at::Tensor frequency =
+      at::pow(at::Scalar(options.base), at::arange(0, options.dim, 2, fp32) / options.dim).reciprocal();
   if (options.llama3_scaling) frequency = scale_frequencies(frequency, options.scaling_factor);
   at::Tensor position = at::arange(seq_length, fp32);
   if (options.interpolation_factor > 0) position *= 1.0 / static_cast<double>(options.interpolation_factor);
@@ -72,15 +74,16 @@ void rope_(at::Tensor& x, const RopeTable& table, bool backward, const Policy& p
   rotate_(x, table, backward);
 }
 
-Qkv split_qkv(at::Tensor packed, std::int64_t num_heads, std::int64_t num_groups, std::int64_t head_dim, const RopeTable* rope,
-              const Policy& policy) {
+Qkv split_qkv(at::Tensor packed, std::int64_t num_heads, std::int64_t num_groups, std::int64_t head_dim,
+              const RopeTable* rope, const Policy& policy) {
   if constexpr (fast::kBuilt) {
     if (auto parts = fast::split_qkv(packed, num_heads, num_groups, head_dim, rope, policy)) return *parts;
   }
   const std::int64_t b = packed.size(0), s = packed.size(1), heads = num_heads / num_groups;
   const at::Tensor groups = packed.view({b, s, num_groups, heads + 2, head_dim});
   Qkv result;
-  // A view when each group has one query head or there is one group; else the heads of two groups have no common stride.
+  // A view when each group has one query head or there is one group; else the heads of two groups have no common
+  // stride.
   result.q = groups.narrow(3, 0, heads).reshape({b, s, num_heads, head_dim});
   result.k = groups.select(3, heads);
   result.v = groups.select(3, heads + 1);
@@ -95,7 +98,8 @@ at::Tensor merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const 
   if constexpr (fast::kBuilt) {
     if (auto packed = fast::merge_qkv_gradient(gradient, rope, policy)) return *packed;
   }
-  const std::int64_t b = gradient.q.size(0), s = gradient.q.size(1), num_heads = gradient.q.size(2), head_dim = gradient.q.size(3);
+  const std::int64_t b = gradient.q.size(0), s = gradient.q.size(1), num_heads = gradient.q.size(2),
+                     head_dim = gradient.q.size(3);
   const std::int64_t num_groups = gradient.k.size(2), heads = num_heads / num_groups;
   const at::Tensor groups = at::empty({b, s, num_groups, heads + 2, head_dim}, gradient.q.options());
   groups.narrow(3, 0, heads).copy_(gradient.q.reshape({b, s, num_groups, heads, head_dim}));

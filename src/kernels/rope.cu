@@ -1,7 +1,8 @@
 // Rotary positions: in place, or while heads move between the packed QKV layout and its parts.
 //
-// A thread owns one item of one head: `Width` pairs of channels to rotate (2 * Width channels; interleaved: Width / 2 pairs), or Width
-// channels behind the rotated ones to copy. Width is 8 (16-byte accesses) where dimensions and strides allow it, else 1 (2 when interleaved).
+// A thread owns one item of one head: `Width` pairs of channels to rotate (2 * Width channels; interleaved: Width / 2
+// pairs), or Width channels behind the rotated ones to copy. Width is 8 (16-byte accesses) where dimensions and strides
+// allow it, else 1 (2 when interleaved).
 
 #include <type_traits>
 
@@ -94,7 +95,8 @@ __device__ void move_item(const T* from, T* to, int item, const Items& items, st
       load_channels<float, Width>(cos + c, cosines);
       load_channels<float, Width>(sin + c, sines);
 #pragma unroll
-      for (int i = 0; i < Width; ++i) turn<T>(a[i], b[i], cosines[i], rotation.sin_sign * sines[i], rotation.fused_rounding);
+      for (int i = 0; i < Width; ++i)
+        turn<T>(a[i], b[i], cosines[i], rotation.sin_sign * sines[i], rotation.fused_rounding);
     }
     store_channels<T, Width>(to + c, a);
     store_channels<T, Width>(to + half + c, b);
@@ -114,7 +116,8 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint32_t slot = by.head.divide(in_token), item = in_token - slot * by.head.divisor;
     const std::uint32_t group = by.group.divide(slot), head = slot - group * by.group.divisor;
     const std::int64_t batch = by.sequence.divide(token), position = token - batch * by.sequence.divisor;
-    T* p = x + batch * layout.batch_stride + position * layout.position_stride + group * layout.group_stride + head * layout.head_stride;
+    T* p = x + batch * layout.batch_stride + position * layout.position_stride + group * layout.group_stride +
+           head * layout.head_stride;
     move_item<T, Width, Interleaved>(p, p, static_cast<int>(item), items, position, true, rotation);
   }
 }
@@ -136,7 +139,8 @@ __global__ void __launch_bounds__(kThreads)
     T* packed = static_cast<T*>(qkv.packed) + (token * (by.group.divisor * qkv.groups) + slot) * qkv.head_dim;
     const HeadsPointer& part = place < heads ? qkv.q : (place == heads ? qkv.k : qkv.v);
     const std::uint32_t head = place < heads ? group * heads + place : group;
-    T* single = static_cast<T*>(part.data) + batch * part.batch_stride + position * part.position_stride + head * part.head_stride;
+    T* single = static_cast<T*>(part.data) + batch * part.batch_stride + position * part.position_stride +
+                head * part.head_stride;
     const bool turning = place <= heads;
     if constexpr (Split) {
       move_item<T, Width, Interleaved>(packed, single, static_cast<int>(item), items, position, turning, rotation);
@@ -150,17 +154,22 @@ __global__ void __launch_bounds__(kThreads)
 template <class F>
 void with_form(Type type, bool wide, bool interleaved, F&& f) {
   with_type(type, [&](auto tag) {
-    if (wide && interleaved) f(tag, std::integral_constant<int, 8>{}, std::true_type{});
-    else if (wide) f(tag, std::integral_constant<int, 8>{}, std::false_type{});
-    else if (interleaved) f(tag, std::integral_constant<int, 2>{}, std::true_type{});
-    else f(tag, std::integral_constant<int, 1>{}, std::false_type{});
+    if (wide && interleaved)
+      f(tag, std::integral_constant<int, 8>{}, std::true_type{});
+    else if (wide)
+      f(tag, std::integral_constant<int, 8>{}, std::false_type{});
+    else if (interleaved)
+      f(tag, std::integral_constant<int, 2>{}, std::true_type{});
+    else
+      f(tag, std::integral_constant<int, 1>{}, std::false_type{});
   });
 }
 
 bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
 bool wide_dimensions(std::int64_t head_dim, const RotationArguments& rotation) {
-  return head_dim % 8 == 0 && rotation.dim % (rotation.interleaved ? 8 : 16) == 0 && aligned(rotation.cos) && aligned(rotation.sin);
+  return head_dim % 8 == 0 && rotation.dim % (rotation.interleaved ? 8 : 16) == 0 && aligned(rotation.cos) &&
+         aligned(rotation.sin);
 }
 
 // Grid of a launch over tokens: small heads share a block.
@@ -169,13 +178,17 @@ struct Tiling {
   int tokens_per_block, threads;
   unsigned blocks;
 
-  Tiling(std::int64_t batch, std::int64_t sequence, std::int64_t slots, std::int64_t slots_per_group, const Items& items) {
-    const std::int64_t tokens = batch * sequence, per_head = items.rotating + items.copying, per_token = slots * per_head;
-    if (tokens >= (std::int64_t{1} << 31) - kThreads) throw std::logic_error("internal error: too many tokens for the rope kernels");
+  Tiling(std::int64_t batch, std::int64_t sequence, std::int64_t slots, std::int64_t slots_per_group,
+         const Items& items) {
+    const std::int64_t tokens = batch * sequence, per_head = items.rotating + items.copying,
+                       per_token = slots * per_head;
+    if (tokens >= (std::int64_t{1} << 31) - kThreads)
+      throw std::logic_error("internal error: too many tokens for the rope kernels");
     by = {FastDivider(static_cast<std::uint32_t>(per_token)), FastDivider(static_cast<std::uint32_t>(per_head)),
           FastDivider(static_cast<std::uint32_t>(slots_per_group)), FastDivider(static_cast<std::uint32_t>(sequence))};
     tokens_per_block = static_cast<int>(std::max<std::int64_t>(1, kThreads / per_token));
-    threads = static_cast<int>(std::min<std::int64_t>(kThreads, ceil_div<std::int64_t>(tokens_per_block * per_token, 32) * 32));
+    threads = static_cast<int>(
+        std::min<std::int64_t>(kThreads, ceil_div<std::int64_t>(tokens_per_block * per_token, 32) * 32));
     blocks = static_cast<unsigned>(ceil_div<std::int64_t>(tokens, tokens_per_block));
   }
 };
@@ -185,7 +198,8 @@ void move_qkv(const QkvArguments& qkv, const RotationArguments& rotation, bool s
   if (tokens == 0) return;
   bool wide = wide_dimensions(qkv.head_dim, rotation) && aligned(qkv.packed);
   for (const HeadsPointer* part : {&qkv.q, &qkv.k, &qkv.v}) {
-    wide = wide && aligned(part->data) && part->batch_stride % 8 == 0 && part->position_stride % 8 == 0 && part->head_stride % 8 == 0;
+    wide = wide && aligned(part->data) && part->batch_stride % 8 == 0 && part->position_stride % 8 == 0 &&
+           part->head_stride % 8 == 0;
   }
   with_form(qkv.type, wide, rotation.interleaved, [&](auto tag, auto width, auto interleaved) {
     using T = decltype(tag);
@@ -198,8 +212,10 @@ void move_qkv(const QkvArguments& qkv, const RotationArguments& rotation, bool s
     const auto launch = [&](auto kernel) {
       kernel<<<t.blocks, t.threads, 0, stream>>>(qkv, rotation, items, t.by, t.tokens_per_block);
     };
-    if (split) launch(move_qkv_kernel<T, kWidth, kInterleaved, true>);
-    else launch(move_qkv_kernel<T, kWidth, kInterleaved, false>);
+    if (split)
+      launch(move_qkv_kernel<T, kWidth, kInterleaved, true>);
+    else
+      launch(move_qkv_kernel<T, kWidth, kInterleaved, false>);
   });
   check_launch(split ? "split_qkv" : "merge_qkv");
 }
@@ -217,13 +233,17 @@ void rotate(Type type, void* x, const HeadLayout& layout, const RotationArgument
     constexpr bool kInterleaved = decltype(interleaved)::value;
     const Items items{static_cast<int>(rotation.dim / (kInterleaved ? kWidth : 2 * kWidth)), 0};
     const Tiling t(layout.batch, layout.sequence, layout.groups * layout.heads, layout.heads, items);
-    rotate_kernel<T, kWidth, kInterleaved><<<t.blocks, t.threads, 0, stream>>>(static_cast<T*>(x), layout, rotation, items, t.by,
-                                                                              t.tokens_per_block);
+    rotate_kernel<T, kWidth, kInterleaved>
+        <<<t.blocks, t.threads, 0, stream>>>(static_cast<T*>(x), layout, rotation, items, t.by, t.tokens_per_block);
   });
   check_launch("rotate");
 }
 
-void split_qkv(const QkvArguments& qkv, const RotationArguments& rotation, cudaStream_t stream) { move_qkv(qkv, rotation, true, stream); }
-void merge_qkv(const QkvArguments& qkv, const RotationArguments& rotation, cudaStream_t stream) { move_qkv(qkv, rotation, false, stream); }
+void split_qkv(const QkvArguments& qkv, const RotationArguments& rotation, cudaStream_t stream) {
+  move_qkv(qkv, rotation, true, stream);
+}
+void merge_qkv(const QkvArguments& qkv, const RotationArguments& rotation, cudaStream_t stream) {
+  move_qkv(qkv, rotation, false, stream);
+}
 
 }  // namespace pgpt::kernels::cuda

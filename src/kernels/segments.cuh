@@ -11,7 +11,8 @@ __device__ inline int first_segment_past(const FlatArguments& flat, std::int64_t
   const int lane = threadIdx.x % 32;
   int low = 0, high = static_cast<int>(flat.num_segments);  // the answer lies in [low, high]
   while (low < high) {
-    // 32 probes cut the range 33 times finer; probe i asks whether segment low + i * stride ends at or before the element.
+    // 32 probes cut the range 33 times finer; probe i asks whether segment low + i * stride ends at or before the
+    // element.
     const int stride = (high - low + 31) / 32;
     const int probe = low + lane * stride;
     const bool before = probe < high && flat.segments[probe].end <= element;

@@ -5,8 +5,8 @@
 
 namespace pgpt::kernels {
 
-void finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const at::Tensor& non_finite, double clip, at::Tensor& norm,
-                 StepScalars& scalars) {
+void finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const at::Tensor& non_finite, double clip,
+                 at::Tensor& norm, StepScalars& scalars) {
   if constexpr (fast::kBuilt) {
     if (fast::finish_norm(squared, loss_scale, non_finite, clip, norm, scalars)) return;
   }
@@ -21,8 +21,10 @@ void finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const 
   norm.fill_(length);
   scalars.values.select(0, StepScalars::kGradientScale).copy_(coefficient * inverse_scale.to(at::kFloat));
   at::Tensor skip = scalars.values.select(0, StepScalars::kSkip);
-  if (non_finite.defined()) skip.copy_(non_finite.reshape({}) != 0);
-  else skip.zero_();
+  if (non_finite.defined())
+    skip.copy_(non_finite.reshape({}) != 0);
+  else
+    skip.zero_();
 }
 
 }  // namespace pgpt::kernels

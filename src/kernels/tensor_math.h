@@ -15,7 +15,9 @@ namespace pgpt::kernels::detail {
 inline bool is_16bit(const at::Tensor& t) { return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf; }
 
 /// Type of the arithmetic on `t`: fp64 for fp64, else fp32.
-inline at::ScalarType compute_type(const at::Tensor& t) { return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+inline at::ScalarType compute_type(const at::Tensor& t) {
+  return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 /// `t` in its compute type; `t` itself when it has that type already, so the result must not be written to.
 inline at::Tensor widen(const at::Tensor& t) { return t.to(compute_type(t)); }
@@ -28,8 +30,8 @@ inline at::Tensor rounded(const at::Tensor& t, at::ScalarType dtype) {
   return t.scalar_type() == dtype ? t : t.to(dtype).to(t.scalar_type());
 }
 
-/// Where the elements of a dropout mask lie in the (virtual) tensor that is dropped: element [o,i,j] of the result has index
-/// first + o * outer_stride + i * row_stride + j.
+/// Where the elements of a dropout mask lie in the (virtual) tensor that is dropped: element [o,i,j] of the result has
+/// index first + o * outer_stride + i * row_stride + j.
 struct MaskBlock {
   std::int64_t outer = 1, rows = 1, columns = 0;
   std::int64_t first = 0, outer_stride = 0, row_stride = 0;

@@ -156,7 +156,11 @@ void GptModel::embed_backward(const StepContext& context, const Batch& batch, co
   }
   const Tensor ids = batch.tokens.view({-1});
   const bool observed = context.observer != nullptr && context.observer->gradient;
-  if (!context.chain->distributed() && word_embeddings_->main_gradient.scalar_type() == at::kFloat && !observed) {
+  if (!context.chain->distributed() && word_embeddings_->main_gradient.scalar_type() == at::kFloat) {
+    if (observed) {
+      context.observer->gradient(word_embeddings_->spec.name,
+                                 kernels::embedding_gradient(dx, ids, word_embeddings_->layout.logical_shape.at(0), context.policy));
+    }
     kernels::accumulate_embedding_gradient(word_embeddings_->main_gradient, dx, ids, context.policy);
     context.chain->gradient_added(kEmbeddingUse);
     return;

@@ -74,7 +74,9 @@ Tensor Linear::backward(const StepContext& context, const Tensor& dy, const Tens
   parameter::Parameter& parameter = *chain.uses()[use].weight;
   const at::ScalarType main_dtype = parameter.main_gradient.scalar_type();
   const bool observed = context.observer != nullptr && context.observer->gradient;
-  if (context.fuse_gradient_accumulation && !chain.distributed() && main_dtype == at::kFloat && !observed) {
+  if (context.fuse_gradient_accumulation && !chain.distributed() && main_dtype == at::kFloat) {
+    // The sum below never exists as a gradient of its own, so an observer gets one computed beside it and the step's bits stay the same.
+    if (observed) context.observer->gradient(parameter.spec.name, kernels::linear_weight_gradient(dy, x, main_dtype));
     kernels::accumulate_weight_gradient(parameter.main_gradient, dy, x);
     chain.gradient_added(use);
     return dx;
@@ -264,6 +266,7 @@ Tensor TransformerLayer::backward(const StepContext& context, const Tensor& grad
   saved.attention = {};
   Tensor before = input_norm.backward(context, dattention_input, saved.input_norm, middle);
   saved.input_norm = {};
+  context.observe(name + ".gradient", before);
   return before;
 }
 

@@ -35,6 +35,7 @@ kernels::SegmentTable make_segments(const parameter::ParameterStore& store, cons
     segment.norm_weight = parameter.gtp_duplicate ? 0.0F : 1.0F;
     segments.push_back(segment);
   }
+  std::sort(segments.begin(), segments.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
   return kernels::make_segment_table(std::move(segments), store.options().device);
 }
 

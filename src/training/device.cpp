@@ -54,8 +54,8 @@ void configure_numerics(const config::Config& config) {
   at::Context& context = at::globalContext();
   context.setAllowTF32CuBLAS(false);
   context.setAllowTF32CuDNN(false);
-  context.setAllowBF16ReductionCuBLAS(false);
-  context.setAllowFP16ReductionCuBLAS(false);
+  context.setAllowBF16ReductionCuBLAS(config.training.reduced_precision_matmul);
+  context.setAllowFP16ReductionCuBLAS(config.training.reduced_precision_matmul);
   if (config.training.deterministic) {
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);
     context.setDeterministicAlgorithms(true, /*warn_only=*/false);

@@ -6,12 +6,14 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "pgpt/base/log.h"
 #include "pgpt/comm/world.h"
 #include "pgpt/config/parse.h"
 #include "pgpt/data/tokenizer.h"
 #include "pgpt/training/device.h"
+#include "pgpt/training/exit_signals.h"
 #include "pgpt/training/startup_lines.h"
 #include "pgpt/training/trainer.h"
 
@@ -54,6 +56,9 @@ void run(const config::Config& config, const comm::LaunchEnvironment& environmen
   if (first) log::line("> initializing torch distributed ...");
   world = comm::World::connect(environment, world_options(config, device));
   world->end_on_signals();
+  // After the above, which would end the job at once on the same signal.
+  std::optional<ExitSignals> exit_signals;
+  if (config.training.exit_signal_handler) exit_signals.emplace(config.training);
   if (first) {
     for (const std::string& line : parallel_size_lines(config.parallel)) log::line(line);
     log::line(seed_line(config.training.seed));
@@ -80,6 +85,7 @@ ExitCode launch(const std::vector<std::string>& arguments) noexcept {
     context.world_size = environment.world_size;
     context.local_rank = environment.local_rank;
     context.machine = {built_with_cuda(), comm::visible_gpus(), environment.local_world_size};
+    context.checkpoint_arguments = stored_arguments;
     config::ParsedCommand command = config::parse_command_line(arguments, context);
     if (environment.rank == 0) {
       for (const std::string& warning : command.warnings) log::warn(warning);
@@ -91,7 +97,7 @@ ExitCode launch(const std::vector<std::string>& arguments) noexcept {
       }
       return ExitCode::kDone;
     }
-    if (command.config.model.vocab_size == 0) {
+    if (command.config.data.tokenizer_type != "NullTokenizer") {
       const data::TokenizerFacts facts = data::resolve_tokenizer(command.config);
       config::apply_tokenizer(command.config, facts.vocab_size, facts.eod, facts.pad);
     }

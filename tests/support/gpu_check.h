@@ -33,9 +33,11 @@ inline void poison_free_memory() {
   blocks.push_back(at::full({1 << 26}, std::numeric_limits<float>::quiet_NaN(), fp32));
 }
 
-/// |actual - exact| <= roundoff of actual's type * rounded_size + slack: `rounded_size` is the sum of the magnitudes that get rounded to the
-/// type, `slack` bounds the fp32 error before. fp16 results below 2^-14 are spaced by 2^-24, so half of that is always allowed.
-inline void require_rounded(const at::Tensor& actual, const at::Tensor& exact, const at::Tensor& rounded_size, double slack) {
+/// |actual - exact| <= roundoff of actual's type * rounded_size + slack: `rounded_size` is the sum of the magnitudes
+/// that get rounded to the type, `slack` bounds the fp32 error before. fp16 results below 2^-14 are spaced by 2^-24, so
+/// half of that is always allowed.
+inline void require_rounded(const at::Tensor& actual, const at::Tensor& exact, const at::Tensor& rounded_size,
+                            double slack) {
   const at::Tensor bound = rounded_size.to(at::kDouble).abs() * roundoff(actual.scalar_type()) + (slack + 0x1p-25);
   const at::Tensor good = (actual.to(at::kDouble) - exact).abs() <= bound;
   if (good.all().item<bool>()) {
@@ -55,9 +57,9 @@ inline void require_relative(const at::Tensor& actual, const at::Tensor& exact, 
   CHECK(error <= bound * size);
 }
 
-/// The composite with the same rounding points differs only where the fp32 values before rounding straddle a boundary. An fp32 error of 100
-/// roundoffs does that to 100 * 2^-24 / 2^-8 = 0.2 % of bf16 values and 1.2 % of fp16 values, more near zero; a missing or additional
-/// rounding would change a quarter of them.
+/// The composite with the same rounding points differs only where the fp32 values before rounding straddle a boundary.
+/// An fp32 error of 100 roundoffs does that to 100 * 2^-24 / 2^-8 = 0.2 % of bf16 values and 1.2 % of fp16 values, more
+/// near zero; a missing or additional rounding would change a quarter of them.
 inline void require_same_rounding_points(const at::Tensor& actual, const at::Tensor& composite) {
   REQUIRE(actual.scalar_type() == composite.scalar_type());
   if (actual.scalar_type() == at::kFloat) return;

@@ -26,8 +26,21 @@ using Clock = std::chrono::steady_clock;
 
 /// Variables by which a launcher would speak to a child of this test.
 bool from_launcher(const std::string& entry) {
-  static const char* const kNames[] = {"RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "LOCAL_WORLD_SIZE=", "MASTER_ADDR=", "MASTER_PORT=",
-                                       "OMP_NUM_THREADS=", "GROUP_", "ROLE_", "TORCHELASTIC_", "OMPI_", "PMIX_", "PMI_", "MPI_", "SLURM_"};
+  static const char* const kNames[] = {"RANK=",
+                                       "WORLD_SIZE=",
+                                       "LOCAL_RANK=",
+                                       "LOCAL_WORLD_SIZE=",
+                                       "MASTER_ADDR=",
+                                       "MASTER_PORT=",
+                                       "OMP_NUM_THREADS=",
+                                       "GROUP_",
+                                       "ROLE_",
+                                       "TORCHELASTIC_",
+                                       "OMPI_",
+                                       "PMIX_",
+                                       "PMI_",
+                                       "MPI_",
+                                       "SLURM_"};
   return std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) { return entry.rfind(name, 0) == 0; });
 }
 
@@ -156,7 +169,8 @@ std::string last_lines(const std::string& text, int lines) {
   return at == std::string::npos || at == 0 ? text : text.substr(at + 1);
 }
 
-Job::Job(int world_size, const std::vector<std::string>& command, const Environment& environment, int port, const std::vector<int>& absent)
+Job::Job(int world_size, const std::vector<std::string>& command, const Environment& environment, int port,
+         const std::vector<int>& absent)
     : command_(command), environment_(environment), port_(port != 0 ? port : free_port()) {
   for (int r = 0; r < world_size; ++r) {
     const bool starts = std::find(absent.begin(), absent.end(), r) == absent.end();
@@ -165,12 +179,9 @@ Job::Job(int world_size, const std::vector<std::string>& command, const Environm
 }
 
 Environment Job::variables(int rank, int world_size) const {
-  Environment result{{"RANK", std::to_string(rank)},
-                     {"WORLD_SIZE", std::to_string(world_size)},
-                     {"LOCAL_RANK", std::to_string(rank)},
-                     {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
-                     {"MASTER_ADDR", "127.0.0.1"},
-                     {"MASTER_PORT", std::to_string(port_)}};
+  Environment result{{"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(world_size)},
+                     {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
+                     {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", std::to_string(port_)}};
   for (const auto& [name, value] : environment_) result[name] = value;
   return result;
 }
@@ -185,7 +196,8 @@ std::vector<Ended> Job::wait(Milliseconds limit) {
   for (const auto& process : ranks_) {
     all.emplace_back();
     if (!process) continue;
-    all.back() = process->wait(std::max(Milliseconds(0), std::chrono::duration_cast<Milliseconds>(until - Clock::now())));
+    all.back() =
+        process->wait(std::max(Milliseconds(0), std::chrono::duration_cast<Milliseconds>(until - Clock::now())));
   }
   return all;
 }
@@ -198,7 +210,8 @@ std::string Job::tails() const {
   return out.str();
 }
 
-std::vector<Ended> run_ranks(int world_size, const std::vector<std::string>& command, const Environment& environment, Milliseconds limit) {
+std::vector<Ended> run_ranks(int world_size, const std::vector<std::string>& command, const Environment& environment,
+                             Milliseconds limit) {
   for (int attempt = 0;; ++attempt) {
     Job job(world_size, command, environment);
     auto all = job.wait(limit);
@@ -212,15 +225,18 @@ bool has_mpirun() {
   return found;
 }
 
-Ended run_mpirun(int world_size, const std::vector<std::string>& command, const Environment& environment, Milliseconds limit) {
+Ended run_mpirun(int world_size, const std::vector<std::string>& command, const Environment& environment,
+                 Milliseconds limit) {
   std::vector<std::string> full{"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", std::to_string(world_size)};
   full.insert(full.end(), command.begin(), command.end());
   return Process(full, environment).wait(limit);
 }
 
-Ended run_torchrun(int world_size, const std::vector<std::string>& command, const Environment& environment, Milliseconds limit) {
-  std::vector<std::string> full{PGPT_PYTHON, "-m", "torch.distributed.run", "--no-python", "--nnodes", "1", "--nproc-per-node",
-                                std::to_string(world_size), "--master-addr", "127.0.0.1", "--master-port", std::to_string(free_port())};
+Ended run_torchrun(int world_size, const std::vector<std::string>& command, const Environment& environment,
+                   Milliseconds limit) {
+  std::vector<std::string> full{PGPT_PYTHON,     "-m",        "torch.distributed.run", "--no-python",
+                                "--nnodes",      "1",         "--nproc-per-node",      std::to_string(world_size),
+                                "--master-addr", "127.0.0.1", "--master-port",         std::to_string(free_port())};
   full.insert(full.end(), command.begin(), command.end());
   return Process(full, environment).wait(limit);
 }

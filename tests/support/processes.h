@@ -28,8 +28,8 @@ struct Ended {
 /// One child in a process group of its own; the destructor kills whatever is left of the group.
 class Process {
  public:
-  /// Starts `command` (found through PATH). The child sees this process's environment without any launcher's variables, with
-  /// OMP_NUM_THREADS=1, plus `environment`. Throws std::runtime_error if it cannot start.
+  /// Starts `command` (found through PATH). The child sees this process's environment without any launcher's variables,
+  /// with OMP_NUM_THREADS=1, plus `environment`. Throws std::runtime_error if it cannot start.
   Process(const std::vector<std::string>& command, const Environment& environment);
   ~Process();
   Process(const Process&) = delete;
@@ -59,8 +59,8 @@ std::string last_lines(const std::string& text, int lines = 20);
 /// `world_size` ranks started with torchrun's variable names (plain environment) on 127.0.0.1.
 class Job {
  public:
-  /// Rank r runs `command` with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and `environment`. A `port`
-  /// of 0 takes a free one. `absent` ranks are not started.
+  /// Rank r runs `command` with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+  /// `environment`. A `port` of 0 takes a free one. `absent` ranks are not started.
   Job(int world_size, const std::vector<std::string>& command, const Environment& environment = {}, int port = 0,
       const std::vector<int>& absent = {});
 
@@ -81,16 +81,19 @@ class Job {
   std::vector<std::unique_ptr<Process>> ranks_;
 };
 
-/// Runs all ranks in plain environments to their end. When rank 0 reports the port in use (another program took it in between), tries
-/// twice more with new ports.
-std::vector<Ended> run_ranks(int world_size, const std::vector<std::string>& command, const Environment& environment, Milliseconds limit);
+/// Runs all ranks in plain environments to their end. When rank 0 reports the port in use (another program took it in
+/// between), tries twice more with new ports.
+std::vector<Ended> run_ranks(int world_size, const std::vector<std::string>& command, const Environment& environment,
+                             Milliseconds limit);
 
 /// True when mpirun is installed (Open MPI).
 bool has_mpirun();
 /// Runs all ranks under mpirun; the output of all ranks is in one text.
-Ended run_mpirun(int world_size, const std::vector<std::string>& command, const Environment& environment, Milliseconds limit);
+Ended run_mpirun(int world_size, const std::vector<std::string>& command, const Environment& environment,
+                 Milliseconds limit);
 /// Runs all ranks under torchrun of the Python whose torch is used. torchrun returns 1 when any worker fails.
-Ended run_torchrun(int world_size, const std::vector<std::string>& command, const Environment& environment, Milliseconds limit);
+Ended run_torchrun(int world_size, const std::vector<std::string>& command, const Environment& environment,
+                   Milliseconds limit);
 
 /// "rank 0 -> exit code 3" and the last 20 lines, for failure messages.
 std::string describe(const std::vector<Ended>& ranks);

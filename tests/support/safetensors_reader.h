@@ -33,7 +33,8 @@ inline std::map<std::string, StoredTensor> read_safetensors(const std::string& p
   const nlohmann::json entries = nlohmann::json::parse(header);
   for (const auto& [name, entry] : entries.items()) {
     if (name == "__metadata__") continue;
-    const auto begin = entry.at("data_offsets").at(0).get<std::int64_t>(), end = entry.at("data_offsets").at(1).get<std::int64_t>();
+    const auto begin = entry.at("data_offsets").at(0).get<std::int64_t>(),
+               end = entry.at("data_offsets").at(1).get<std::int64_t>();
     StoredTensor& tensor = tensors[name];
     tensor.dtype = entry.at("dtype").get<std::string>();
     tensor.shape = entry.at("shape").get<std::vector<std::int64_t>>();

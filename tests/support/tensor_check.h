@@ -38,8 +38,9 @@ inline void require_within(const at::Tensor& actual, const at::Tensor& expected,
   if (bad.any().item<bool>()) {
     const auto at_index = bad.nonzero()[0].item<std::int64_t>();
     INFO("first of " << bad.sum().item<std::int64_t>() << " at flat index " << at_index << " of " << actual.sizes());
-    INFO("actual " << actual.flatten()[at_index].item<double>() << ", expected " << expected.flatten()[at_index].item<double>()
-                   << ", difference " << difference.flatten()[at_index].item<double>() << ", bound "
+    INFO("actual " << actual.flatten()[at_index].item<double>() << ", expected "
+                   << expected.flatten()[at_index].item<double>() << ", difference "
+                   << difference.flatten()[at_index].item<double>() << ", bound "
                    << limit.expand_as(difference).flatten()[at_index].item<double>());
     FAIL("tensors differ");
   }
@@ -55,9 +56,11 @@ inline void require_equal(const at::Tensor& actual, const at::Tensor& expected) 
   require_within(actual, expected, 0.0);
 }
 
-/// fp64 gradients of the same formula in two orders of evaluation. Each of `stages` chained contractions over at most `terms` terms adds a
-/// relative error of `terms` roundoffs to values no larger than `magnitude`.
-inline double gradient_bound(double stages, double terms, double magnitude) { return stages * terms * kRoundoff64 * magnitude; }
+/// fp64 gradients of the same formula in two orders of evaluation. Each of `stages` chained contractions over at most
+/// `terms` terms adds a relative error of `terms` roundoffs to values no larger than `magnitude`.
+inline double gradient_bound(double stages, double terms, double magnitude) {
+  return stages * terms * kRoundoff64 * magnitude;
+}
 
 /// Largest absolute value.
 inline double max_abs(const at::Tensor& t) { return t.numel() == 0 ? 0.0 : t.abs().max().item<double>(); }

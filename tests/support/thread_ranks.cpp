@@ -33,6 +33,7 @@ config::Config parse(const std::string& flags, int ranks) {
   config::ParseContext context;
   context.world_size = ranks;
   context.machine.local_world_size = ranks;
+  context.checkpoint_arguments = training::stored_arguments;
   return config::parse_command_line(split_words(flags), context).config;
 }
 

@@ -13,15 +13,15 @@
 #include "pgpt/base/error.h"
 
 /// Throws DeviceError naming the failed call; clears CUDA's last error first, so that handlers can still call CUDA.
-#define PGPT_CUDA_CHECK(call)                                                                                     \
-  do {                                                                                                            \
-    const cudaError_t pgpt_cuda_status = (call);                                                                  \
-    if (pgpt_cuda_status != cudaSuccess) {                                                                        \
-      (void)cudaGetLastError();                                                                                   \
-      throw ::pgpt::DeviceError(::pgpt::concat("CUDA: ", cudaGetErrorString(pgpt_cuda_status), " (",              \
+#define PGPT_CUDA_CHECK(call)                                                                                        \
+  do {                                                                                                               \
+    const cudaError_t pgpt_cuda_status = (call);                                                                     \
+    if (pgpt_cuda_status != cudaSuccess) {                                                                           \
+      (void)cudaGetLastError();                                                                                      \
+      throw ::pgpt::DeviceError(::pgpt::concat("CUDA: ", cudaGetErrorString(pgpt_cuda_status), " (",                 \
                                                cudaGetErrorName(pgpt_cuda_status), ") in ", #call, " at ", __FILE__, \
-                                               ":", __LINE__));                                                   \
-    }                                                                                                             \
+                                               ":", __LINE__));                                                      \
+    }                                                                                                                \
   } while (false)
 
 namespace pgpt::cuda {

@@ -16,8 +16,8 @@ void error(const std::string& text);
 /// Prints `text` and a newline to stdout exactly as given, on every rank that calls it. Flushed; thread safe.
 void line(const std::string& text);
 
-/// Writes one error line straight to stderr in one system call: takes no lock and allocates little, so that a watchdog can report
-/// while another thread is stuck inside the logger.
+/// Writes one error line straight to stderr in one system call: takes no lock and allocates little, so that a watchdog
+/// can report while another thread is stuck inside the logger.
 void emergency(const std::string& text) noexcept;
 
 }  // namespace pgpt::log

@@ -4,11 +4,17 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace pgpt::checkpoint {
+
+/// The format's name of a type, e.g. "BF16". Throws std::logic_error for types it does not know.
+[[nodiscard]] std::string dtype_name(at::ScalarType dtype);
+/// The type with that name, if there is one.
+[[nodiscard]] std::optional<at::ScalarType> dtype_named(const std::string& name);
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -30,6 +36,8 @@ class SafetensorsFile {
   [[nodiscard]] const std::map<std::string, Entry>& entries() const { return entries_; }
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
   [[nodiscard]] bool contains(const std::string& name) const { return entries_.count(name) != 0; }
+  /// First byte of the data section in the file.
+  [[nodiscard]] std::uint64_t data_offset() const { return data_offset_; }
   /// Reads one tensor into new host memory. Throws DataError when the name is unknown or the file ends early.
   [[nodiscard]] at::Tensor read(const std::string& name) const;
 

@@ -22,8 +22,9 @@ class Pending {
   Pending& operator=(const Pending&) = delete;
   ~Pending();
 
-  /// Makes the result usable: on NCCL the current stream waits for the collective's event (the host does not block); on gloo the
-  /// host blocks until it is done. Does nothing when there is nothing in flight. Throws CommError if the collective failed.
+  /// Makes the result usable: on NCCL the current stream waits for the collective's event (the host does not block); on
+  /// gloo the host blocks until it is done. Does nothing when there is nothing in flight. Throws CommError if the
+  /// collective failed.
   void wait();
   /// True while a collective is in flight, that is from its launch until `wait`.
   [[nodiscard]] bool active() const noexcept;
@@ -37,18 +38,19 @@ class Pending {
 
 /// Collectives among an ordered set of ranks. Every member must launch the same collectives in the same order.
 ///
-/// All tensors are contiguous (asserted) and live on the communicator's device kind. A launch first makes the communication
-/// stream wait for the caller's current stream, so inputs written there are seen. Inputs may be changed and outputs read only after
-/// `Pending::wait`. A group of one rank never communicates: the result is copied (or already in place) when the call returns, and the
-/// handle is not active. The order of additions depends only on the group's size and the tensor's, so results repeat bit for bit.
-/// kAverage is for floating-point tensors: on gloo the sum, then one multiplication by 1/size in the tensor's dtype; on NCCL the
-/// multiplication comes first (the same bits for powers of two).
+/// All tensors are contiguous (asserted) and live on the communicator's device kind. A launch first makes the
+/// communication stream wait for the caller's current stream, so inputs written there are seen. Inputs may be changed
+/// and outputs read only after `Pending::wait`. A group of one rank never communicates: the result is copied (or
+/// already in place) when the call returns, and the handle is not active. The order of additions depends only on the
+/// group's size and the tensor's, so results repeat bit for bit. kAverage is for floating-point tensors: on gloo the
+/// sum, then one multiplication by 1/size in the tensor's dtype; on NCCL the multiplication comes first (the same bits
+/// for powers of two).
 class Communicator {
  public:
   virtual ~Communicator() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
-  [[nodiscard]] virtual const std::string& name() const = 0;          ///< e.g. "gtp"
+  [[nodiscard]] virtual const std::string& name() const = 0;  ///< e.g. "gtp"
   [[nodiscard]] virtual const std::vector<int>& global_ranks() const = 0;
 
   /// output [size * n] = concatenation of every rank's input [n]; any dtype.

@@ -16,7 +16,7 @@ struct LaunchEnvironment {
   int master_port = 29500;
   bool store_from_agent = false;  ///< torchrun's agent hosts the store (TORCHELASTIC_USE_AGENT_STORE)
   std::string launcher = "none";  ///< "torchrun", "Open MPI", "MPICH", "Slurm", "environment" or "none"
-  std::string job_id;             ///< the launcher's name of this job and attempt, the same on every rank; empty when it has none
+  std::string job_id;  ///< the launcher's name of this job and attempt, the same on every rank; empty when it has none
 };
 
 /// Reads one variable; returns nothing when unset. Tests pass their own.
@@ -24,9 +24,9 @@ using GetEnvironment = std::function<std::optional<std::string>(const std::strin
 
 /// Reads the launcher's variables: torchrun's names win, then Open MPI, MPICH/PMI, Slurm, else one rank.
 ///
-/// A Slurm allocation alone (no srun step) is one rank. Ranks on one node need no MASTER_ADDR and MASTER_PORT: they meet on 127.0.0.1
-/// and a port derived from the job id. Throws ConfigError naming variable and value for missing, malformed, out-of-range or
-/// contradicting ones.
+/// A Slurm allocation alone (no srun step) is one rank. Ranks on one node need no MASTER_ADDR and MASTER_PORT: they
+/// meet on 127.0.0.1 and a port derived from the job id. Throws ConfigError naming variable and value for missing,
+/// malformed, out-of-range or contradicting ones.
 [[nodiscard]] LaunchEnvironment read_launch_environment(const GetEnvironment& get);
 /// The same from the process's own environment.
 [[nodiscard]] LaunchEnvironment read_launch_environment();

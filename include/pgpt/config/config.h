@@ -276,6 +276,7 @@ struct CheckpointConfig {
   bool use_checkpoint_args = false;
   bool async_save = false;
   std::optional<std::int64_t> override_iteration;
+  bool non_persistent = false;  ///< --non-persistent-ckpt-type global: temporary checkpoints are written and looked for
   std::int64_t non_persistent_interval = 0;
   std::string non_persistent_dir;
   std::string format = "torch_dist";  ///< torch or torch_dist

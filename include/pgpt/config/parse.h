@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +23,11 @@ struct ParseContext {
   std::int64_t world_size = 1;
   int local_rank = 0;
   MachineFacts machine;
+  /// Argument dump of the checkpoint in a --load folder (at --ckpt-step, if given), nothing when it holds none; may throw.
+  /// Only --use-checkpoint-args calls it.
+  std::function<std::optional<std::map<std::string, std::string>>(const std::string& load,
+                                                                  std::optional<std::int64_t> step)>
+      checkpoint_arguments;
 };
 
 /// What the program was asked to do.

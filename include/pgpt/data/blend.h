@@ -18,8 +18,8 @@ struct BlendList {
   std::optional<std::vector<double>> weights;
 };
 
-/// Reads `A`, `A B C` or `w1 A w2 B`; `option` names the flag in messages. Throws ConfigError for mixed lists and for weights
-/// that are not positive finite numbers.
+/// Reads `A`, `A B C` or `w1 A w2 B`; `option` names the flag in messages. Throws ConfigError for mixed lists and for
+/// weights that are not positive finite numbers.
 [[nodiscard]] BlendList parse_blend_list(std::span<const std::string> entries, const std::string& option);
 
 /// Samples each part of a weighted blend contributes, and how many it is built with (surplus included).
@@ -42,7 +42,8 @@ struct BlendIndex {
 class BlendedDataset : public Dataset {
  public:
   /// Throws DataError when the index asks a part for more samples than it has; `names` are for that message.
-  BlendedDataset(std::vector<std::shared_ptr<const Dataset>> parts, std::span<const std::string> names, BlendIndex index);
+  BlendedDataset(std::vector<std::shared_ptr<const Dataset>> parts, std::span<const std::string> names,
+                 BlendIndex index);
   [[nodiscard]] std::int64_t size() const override { return index_.dataset.rows(); }
   [[nodiscard]] Sample sample(std::int64_t index) const override;
   [[nodiscard]] std::int64_t seq_length() const override { return parts_.front()->seq_length(); }

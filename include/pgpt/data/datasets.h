@@ -25,15 +25,16 @@ struct Datasets {
   std::shared_ptr<const Dataset> train, valid, test;
 };
 
-/// Builds what the run needs and prints the reference's lines, the documents of each split, and warnings through `print`.
-/// Throws DataError or ConfigError when a needed set cannot give its samples.
+/// Builds what the run needs and prints the reference's lines, the documents of each split, and warnings through
+/// `print`. Throws DataError or ConfigError when a needed set cannot give its samples.
 [[nodiscard]] Datasets build_datasets(const config::Config& config, const TokenizerFacts& tokenizer,
                                       const SampleCounts& counts, const LineSink& print);
 
-/// Loader of one data rank (GTP included) that continues after `consumed` samples of all ranks together; null for a null set.
-/// Test sets and full validation ignore `consumed` and start at 0.
-[[nodiscard]] std::unique_ptr<DataLoader> make_loader(const config::Config& config, std::shared_ptr<const Dataset> dataset,
-                                                      Split split, std::int64_t data_rank, std::int64_t data_size,
+/// Loader of one data rank (GTP included) that continues after `consumed` samples of all ranks together; null for a
+/// null set. Test sets and full validation ignore `consumed` and start at 0.
+[[nodiscard]] std::unique_ptr<DataLoader> make_loader(const config::Config& config,
+                                                      std::shared_ptr<const Dataset> dataset, Split split,
+                                                      std::int64_t data_rank, std::int64_t data_size,
                                                       std::int64_t consumed);
 
 }  // namespace pgpt::data

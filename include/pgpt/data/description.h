@@ -24,7 +24,8 @@ struct DatasetDescription {
   std::int64_t seq_length = 0;
   std::optional<std::string> split_string;
   std::optional<SplitMatrix> matrix;
-  std::vector<std::pair<std::string, std::optional<std::string>>> tokenizer;  ///< entries of the tokenizer object, in order
+  std::vector<std::pair<std::string, std::optional<std::string>>>
+      tokenizer;  ///< entries of the tokenizer object, in order
 
   [[nodiscard]] std::string text() const;
 };

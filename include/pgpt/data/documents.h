@@ -6,7 +6,8 @@
 
 namespace pgpt::data {
 
-/// A numbered collection of token sequences ("documents"); implementations are immutable and safe to read from several threads.
+/// A numbered collection of token sequences ("documents"); implementations are immutable and safe to read from several
+/// threads.
 class DocumentSource {
  public:
   virtual ~DocumentSource() = default;
@@ -22,8 +23,8 @@ class DocumentSource {
   [[nodiscard]] virtual std::string stamp() const = 0;
 };
 
-/// The reference's low-level mock set: 100000 documents of 1 to 4095 tokens, each the ramp 1, 2, 3, ... modulo the vocabulary,
-/// ending in EOD.
+/// The reference's low-level mock set: 100000 documents of 1 to 4095 tokens, each the ramp 1, 2, 3, ... modulo the
+/// vocabulary, ending in EOD.
 class MockDocuments : public DocumentSource {
  public:
   static constexpr std::int64_t kCount = 100000;

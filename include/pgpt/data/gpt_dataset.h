@@ -33,8 +33,8 @@ class Dataset {
 
 /// How samples are cut and masked.
 struct SampleOptions {
-  std::int64_t eod = -1;        ///< needed by the three flags below
-  std::int64_t pad = -1;        ///< labels equal to it get no loss; it becomes id 0 in tokens and labels
+  std::int64_t eod = -1;  ///< needed by the three flags below
+  std::int64_t pad = -1;  ///< labels equal to it get no loss; it becomes id 0 in tokens and labels
   bool eod_mask_loss = false;
   bool reset_position_ids = false;
   bool reset_attention_mask = false;
@@ -65,6 +65,7 @@ class GptDataset : public Dataset {
 };
 
 /// Mask [S, S] of one sample, row-major, 1 = masked: column > row, and every earlier attention segment.
-[[nodiscard]] std::vector<std::uint8_t> attention_mask(std::int64_t seq_length, const std::vector<std::int32_t>& segment_starts);
+[[nodiscard]] std::vector<std::uint8_t> attention_mask(std::int64_t seq_length,
+                                                       const std::vector<std::int32_t>& segment_starts);
 
 }  // namespace pgpt::data

@@ -20,12 +20,13 @@ enum class TokenType : std::uint8_t { kUint8 = 1, kInt8 = 2, kInt16 = 3, kInt32 
 /// The type that Megatron's preprocessing picks: uint16 below 65500 tokens, else int32.
 [[nodiscard]] TokenType token_type_for_vocab(std::int64_t vocab_size);
 
-/// Reader of a Megatron PREFIX.bin / PREFIX.idx pair. Opening checks both files completely (header, sizes, every offset,
-/// every document boundary), so that reading cannot fail because of a wrong index. What is called document elsewhere is one
-/// *sequence* of the file; the file's document boundaries are checked but not used.
+/// Reader of a Megatron PREFIX.bin / PREFIX.idx pair. Opening checks both files completely (header, sizes, every
+/// offset, every document boundary), so that reading cannot fail because of a wrong index. What is called document
+/// elsewhere is one *sequence* of the file; the file's document boundaries are checked but not used.
 class IndexedDataset : public DocumentSource {
  public:
-  /// Throws DataError with path, offset, expected and found value. `map_bin` = false reads .bin by pread instead of mapping it.
+  /// Throws DataError with path, offset, expected and found value. `map_bin` = false reads .bin by pread instead of
+  /// mapping it.
   explicit IndexedDataset(std::string prefix, bool map_bin = true);
   ~IndexedDataset() override;
   IndexedDataset(const IndexedDataset&) = delete;
@@ -58,8 +59,8 @@ class IndexedDataset : public DocumentSource {
   std::int64_t boundaries_ = 0;
 };
 
-/// Writes a PREFIX.bin / PREFIX.idx pair. Both files appear under their names only in finish(); an unfinished writer leaves
-/// nothing behind.
+/// Writes a PREFIX.bin / PREFIX.idx pair. Both files appear under their names only in finish(); an unfinished writer
+/// leaves nothing behind.
 class IndexedDatasetWriter {
  public:
   IndexedDatasetWriter(std::string prefix, TokenType type);

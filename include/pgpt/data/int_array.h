@@ -32,8 +32,8 @@ class MappedFile {
 enum class IntType { kInt16, kInt32, kUint32, kInt64 };
 [[nodiscard]] std::size_t bytes_of(IntType type);
 
-/// One- or two-column integer array, either owned or a view into a mapped .npy file. Copies share the elements, which are
-/// constant once the array was handed out.
+/// One- or two-column integer array, either owned or a view into a mapped .npy file. Copies share the elements, which
+/// are constant once the array was handed out.
 class IntArray {
  public:
   IntArray() = default;

@@ -59,8 +59,8 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  /// Next micro-batch; blocks while it is being read. Throws DataError when the data is exhausted, and whatever reading threw
-  /// (after all micro-batches read before it), again at every further call.
+  /// Next micro-batch; blocks while it is being read. Throws DataError when the data is exhausted, and whatever reading
+  /// threw (after all micro-batches read before it), again at every further call.
   [[nodiscard]] MicroBatch next();
 
  private:

@@ -10,14 +10,14 @@ namespace pgpt::data {
 
 /// What preprocess_jsonl() reads and writes.
 struct PreprocessOptions {
-  std::string input;                         ///< one JSON object a line
-  std::string output_prefix;                 ///< files PREFIX_KEY_document.bin/.idx
+  std::string input;          ///< one JSON object a line
+  std::string output_prefix;  ///< files PREFIX_KEY_document.bin/.idx
   std::vector<std::string> keys = {"text"};
   bool append_eod = false;
   std::int64_t eod = -1;
-  std::int64_t vocab_size = 0;               ///< fixes the element type; ids must be below it
-  std::int64_t partitions = 1;               ///< lines go round and are merged part by part, as the reference does
-  bool keep_sequential_samples = false;      ///< contiguous blocks instead, so that the order is kept
+  std::int64_t vocab_size = 0;           ///< fixes the element type; ids must be below it
+  std::int64_t partitions = 1;           ///< lines go round and are merged part by part, as the reference does
+  bool keep_sequential_samples = false;  ///< contiguous blocks instead, so that the order is kept
 };
 
 /// Counts of a preprocessing run, over all keys.

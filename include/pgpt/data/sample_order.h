@@ -15,8 +15,8 @@ struct OrderRequest {
   std::optional<std::int64_t> num_samples;  ///< empty = exactly one epoch
   std::int64_t seq_length = 0;
   std::uint32_t seed = 1234;
-  std::int64_t extra_token = 1;   ///< tokens that neighbouring samples share: 1, or 0 when labels are rolled
-  bool keep_last_partial = false; ///< only for a validation set: the last sample may be shorter than the sequence
+  std::int64_t extra_token = 1;    ///< tokens that neighbouring samples share: 1, or 0 when labels are rolled
+  bool keep_last_partial = false;  ///< only for a validation set: the last sample may be shorter than the sequence
 };
 
 /// Epoch arithmetic of an order, known before anything is shuffled.
@@ -29,8 +29,8 @@ struct OrderPlan {
   bool wide_sample_index = false;              ///< int64 instead of int32
 };
 
-/// The three index arrays: sample i starts at (position, token offset) row shuffle[i] and ends in the row after it, positions
-/// pointing into the document index.
+/// The three index arrays: sample i starts at (position, token offset) row shuffle[i] and ends in the row after it,
+/// positions pointing into the document index.
 struct SampleOrder {
   OrderPlan plan;
   IntArray document_index;  ///< int32 [epochs * documents]

@@ -41,7 +41,8 @@ class SingleSampler : public Sampler {
   std::int64_t position_;
 };
 
-/// Every epoch in a new random order, for ever (--dataloader-type cyclic). All ranks get the same number of micro-batches.
+/// Every epoch in a new random order, for ever (--dataloader-type cyclic). All ranks get the same number of
+/// micro-batches.
 class CyclicSampler : public Sampler {
  public:
   CyclicSampler(const SamplerRequest& request, bool data_sharding);
@@ -68,7 +69,9 @@ class FullValidationSampler : public Sampler {
   [[nodiscard]] std::optional<std::vector<std::int64_t>> next() override;
   [[nodiscard]] std::string exhausted() const override;
   /// Items of one pass on the rank that has the most: the number of evaluation iterations.
-  [[nodiscard]] static std::int64_t iterations(std::int64_t total, std::int64_t size) { return (total + size - 1) / size; }
+  [[nodiscard]] static std::int64_t iterations(std::int64_t total, std::int64_t size) {
+    return (total + size - 1) / size;
+  }
 
  private:
   SamplerRequest request_;

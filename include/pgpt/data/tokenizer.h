@@ -42,12 +42,12 @@ struct TokenizerFileFacts {
 [[nodiscard]] TokenizerFileFacts read_tiktoken_json(const std::string& path, std::int64_t special_tokens,
                                                     std::int64_t vocab_size);
 
-/// Vocabulary size, EOD and pad of the configured tokenizer, from its files and the flags. Throws ConfigError naming the flag to
-/// add or the contradiction found.
+/// Vocabulary size, EOD and pad of the configured tokenizer, from its files and the flags. Throws ConfigError naming
+/// the flag to add or the contradiction found.
 [[nodiscard]] TokenizerFacts resolve_tokenizer(const config::Config& config);
 
-/// NullTokenizer's text to ids: integers separated by single blanks. Throws DataError for anything else and for ids outside
-/// [0, vocab_size).
+/// NullTokenizer's text to ids: integers separated by single blanks. Throws DataError for anything else and for ids
+/// outside [0, vocab_size).
 [[nodiscard]] std::vector<std::int64_t> null_tokenize(std::string_view text, std::int64_t vocab_size);
 
 }  // namespace pgpt::data

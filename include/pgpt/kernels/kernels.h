@@ -167,7 +167,7 @@ struct DropoutState {
 [[nodiscard]] at::Tensor embedding_forward(const at::Tensor& table, const at::Tensor& ids);
 /// Dense [rows,h] gradient of an embedding table in dy's dtype (sums in fp32, rounded once), without atomics.
 [[nodiscard]] at::Tensor embedding_gradient(const at::Tensor& dy, const at::Tensor& ids, std::int64_t rows, const Policy& policy);
-/// main_gradient [rows,h] fp32 += dense gradient, without the intermediate table (gradient accumulation fusion, no GTP).
+/// main_gradient [rows,h] fp32 += embedding_gradient (row sums rounded to dy's dtype), on CUDA without the intermediate table.
 void accumulate_embedding_gradient(at::Tensor& main_gradient, const at::Tensor& dy, const at::Tensor& ids, const Policy& policy);
 
 /// Per-token loss [T] fp32 of logits [T,V] against labels [T] (int64): log(sum exp(l - max)) - (l_target - max), fp32 inside.

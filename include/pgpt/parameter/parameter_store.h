@@ -89,6 +89,8 @@ class ParameterStore {
   [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
   [[nodiscard]] at::Tensor& weights() { return weights_; }      ///< [elements], weight dtype
   [[nodiscard]] at::Tensor& gradients() { return gradients_; }  ///< [elements], gradient dtype
+  [[nodiscard]] const at::Tensor& weights() const { return weights_; }
+  [[nodiscard]] const at::Tensor& gradients() const { return gradients_; }
   [[nodiscard]] std::int64_t num_elements() const { return weights_.numel(); }
   /// Sum of local elements, padding rows included: what the reference prints per rank.
   [[nodiscard]] std::int64_t num_local_parameters() const;

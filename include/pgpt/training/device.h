@@ -15,7 +15,7 @@ namespace pgpt::training {
 /// Sets the number of CPU threads: OMP_NUM_THREADS if set, else allowed cores / local ranks, at least 1. Returns it.
 int configure_threads(const comm::LaunchEnvironment& environment);
 
-/// Numerical switches of libtorch that every run fixes: no TF32, no reduced-precision reductions, determinism when asked for.
+/// Numerical switches of libtorch that every run fixes: no TF32, reduced-precision sums inside GEMMs as configured, determinism when asked for.
 void configure_numerics(const config::Config& config);
 
 /// Waits until the device has finished all queued work.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "pgpt/model/gpt.h"
 #include "pgpt/optim/optimizer.h"
 #include "pgpt/optim/schedule.h"
+#include "pgpt/training/checkpointing.h"
 #include "pgpt/training/evidence.h"
 #include "pgpt/training/groups.h"
 #include "pgpt/training/reporter.h"
@@ -54,6 +56,8 @@ class Trainer {
   /// Runs `work` on every rank; when it throws anywhere, all ranks throw an AgreedError that the lowest failing rank prints.
   void together(const std::function<void()>& work);
   void build_model();
+  /// Continues from what --load asks for, and opens the logs that need to know from where.
+  void load_checkpoint();
   void build_data();
   void print_first(const std::string& line) const;   ///< rank 0
   void print_last(const std::string& line) const;    ///< last rank
@@ -69,8 +73,15 @@ class Trainer {
   void stop_on_non_finite_gradient(double norm);
   void skip_iteration();
   void evaluate_and_report(data::Split split, bool final);
+  [[nodiscard]] RunPosition position() const;
+  void save_checkpoint(Checkpointer::Kind kind);
+  /// The decisions after a step: saves what is due; true when the run ends here.
+  [[nodiscard]] bool save_or_leave();
+  [[nodiscard]] bool out_of_time() const;
+  [[nodiscard]] static double now_seconds();
   [[nodiscard]] bool evaluation_due() const;
   void print_memory(MemoryReportSchedule::Report report);
+  void print_memory_line(const std::string& when) const;
 
   config::Config config_;
   comm::World& world_;
@@ -92,12 +103,16 @@ class Trainer {
   data::Datasets datasets_;
   std::unique_ptr<data::DataLoader> train_loader_, valid_loader_, test_loader_;
   Evidence evidence_;
-  Reporter reporter_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+  std::optional<Reporter> reporter_;
 
+  double started_;  // seconds, for --exit-duration-in-mins
   std::int64_t iteration_ = 0;
   std::int64_t consumed_samples_ = 0;
   std::int64_t skipped_samples_ = 0;
   std::int64_t consumed_valid_samples_ = 0;
+  double floating_point_operations_ = 0;  // of the whole run, over all ranks
+  std::int64_t saves_ = 0;                // by this process
   StepReport report_;
   double interval_start_ = 0;  // seconds; moved by evaluations so that steps are timed without them
 };

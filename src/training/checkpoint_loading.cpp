@@ -1,0 +1,263 @@
+// Loading: which checkpoint, whether it fits this run, and what is taken from it.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "pgpt/base/error.h"
+#include "pgpt/checkpoint/directory.h"
+#include "pgpt/checkpoint/safetensors.h"
+#include "pgpt/config/option_table.h"
+#include "pgpt/training/agreement.h"
+#include "pgpt/training/checkpointing.h"
+
+namespace pgpt::training {
+
+namespace fs = std::filesystem;
+using checkpoint::LocalTensor;
+
+namespace {
+
+/// Options that decide what the stored numbers mean; they must be those of the run that saved.
+constexpr const char* kArchitecture[] = {"num_layers",
+                                         "hidden_size",
+                                         "ffn_hidden_size",
+                                         "num_attention_heads",
+                                         "group_query_attention",
+                                         "num_query_groups",
+                                         "kv_channels",
+                                         "position_embedding_type",
+                                         "rotary_base",
+                                         "rotary_percent",
+                                         "rotary_interleaved",
+                                         "rotary_seq_len_interpolation_factor",
+                                         "use_rope_scaling",
+                                         "rope_scaling_factor",
+                                         "untie_embeddings_and_output_weights",
+                                         "normalization",
+                                         "apply_layernorm_1p",
+                                         "add_bias_linear",
+                                         "add_qkv_bias",
+                                         "swiglu",
+                                         "squared_relu",
+                                         "quick_geglu",
+                                         "openai_gelu",
+                                         "qk_layernorm",
+                                         "transformer_impl",
+                                         "vocab_size",
+                                         "padded_vocab_size"};
+
+const std::string* find_argument(const config::Config& config, const std::string& name) {
+  const auto found =
+      std::find_if(config.arguments.begin(), config.arguments.end(), [&](const auto& argument) { return argument.first == name; });
+  return found == config.arguments.end() ? nullptr : &found->second;
+}
+
+std::string option_of(const std::string& argument) {
+  const config::Option* option = config::find_destination(argument);
+  return option == nullptr ? argument : option->names.front();
+}
+
+const char* optimizer_name(config::OptimizerKind kind) { return kind == config::OptimizerKind::kAdam ? "adam" : "sgd"; }
+
+}  // namespace
+
+std::optional<std::map<std::string, std::string>> stored_arguments(const std::string& load, std::optional<std::int64_t> step) {
+  std::optional<checkpoint::Tracker> tracker;
+  if (step) {
+    tracker = checkpoint::Tracker{*step, false};
+  } else {
+    tracker = checkpoint::read_tracker(load);
+  }
+  if (!tracker) return std::nullopt;
+  return checkpoint::read_manifest(checkpoint::checkpoint_path(load, *tracker)).arguments;
+}
+
+std::optional<Checkpointer::Source> Checkpointer::choose_source() const {
+  const config::CheckpointConfig& c = config_.checkpoint;
+  const auto source = [](const std::string& root, const checkpoint::Tracker& tracker, bool pretrained) {
+    return Source{root, checkpoint::checkpoint_path(root, tracker).string(), tracker.iteration, tracker.release, pretrained};
+  };
+  std::optional<Source> persistent;
+  std::string looked_for = "because load directory is not defined";
+  if (!c.load.empty()) {
+    looked_for = checkpoint::tracker_path(c.load).string();
+    if (c.step) return source(c.load, {*c.step, false}, false);
+    if (const auto tracker = checkpoint::read_tracker(c.load)) persistent = source(c.load, *tracker, false);
+  }
+  if (c.non_persistent && !c.load.empty()) {
+    const std::string root = c.non_persistent_dir.empty() ? (fs::path(c.load) / "non_persistent").string() : c.non_persistent_dir;
+    const auto tracker = checkpoint::read_tracker(root);
+    if (tracker && (!persistent || (!persistent->release && tracker->iteration >= persistent->iteration))) return source(root, *tracker, false);
+  }
+  if (persistent) return persistent;
+  if (!c.pretrained.empty()) {
+    const auto tracker = checkpoint::read_tracker(c.pretrained);
+    PGPT_CHECK(DataError, tracker, "--pretrained-checkpoint ", c.pretrained, " holds no checkpoint: ", checkpoint::tracker_path(c.pretrained).string(),
+               " does not exist");
+    return source(c.pretrained, *tracker, true);
+  }
+  if (c.load.empty()) return std::nullopt;
+  PGPT_CHECK(MissingCheckpointError, !c.exit_on_missing, "--exit-on-missing-checkpoint: there is nothing to load, ", looked_for, " does not exist");
+  print_(concat("WARNING: could not find the metadata file ", looked_for));
+  print_("    will not load any checkpoints and will start from random");
+  return std::nullopt;
+}
+
+std::optional<Checkpointer::Source> Checkpointer::find_source() {
+  // Rank 0 looks, so that a tracker that changes meanwhile cannot part the ranks.
+  std::optional<Source> found;
+  run_together([&] {
+    if (world_.rank() == 0) found = choose_source();
+  });
+  nlohmann::json message;
+  if (found) message = {found->root, found->directory, found->iteration, found->release, found->pretrained};
+  message = nlohmann::json::parse(gather_texts(all_, device_, world_.rank() == 0 ? message.dump() : "")[0]);
+  if (message.is_null()) return std::nullopt;
+  return Source{message[0].get<std::string>(), message[1].get<std::string>(), message[2].get<std::int64_t>(), message[3].get<bool>(),
+                message[4].get<bool>()};
+}
+
+void Checkpointer::check_arguments(const checkpoint::Manifest& manifest, const std::string& directory, bool finetune) const {
+  for (const char* name : kArchitecture) {
+    const auto stored = manifest.arguments.find(name);
+    const std::string* mine = find_argument(config_, name);
+    if (stored == manifest.arguments.end() || mine == nullptr || stored->second == *mine) continue;
+    // Finetuning may change what shapes do not show (rotary base, for example); shapes are checked tensor by tensor.
+    if (finetune) continue;
+    throw ConfigError(concat(option_of(name), ": this run has ", *mine, ", the checkpoint ", directory, " has ", stored->second,
+                             "; give the same value, or --use-checkpoint-args to take the checkpoint's"));
+  }
+}
+
+void Checkpointer::check_precision(const checkpoint::Manifest& manifest, const std::string& directory) const {
+  const parameter::Parameter& first = state_.store.parameters().front();
+  const auto stored = manifest.tensors.find(first.spec.name);
+  if (stored == manifest.tensors.end()) return;  // reported with its shape later
+  PGPT_CHECK(ConfigError, stored->second.dtype == first.weight.scalar_type(), "this run trains weights of type ",
+             checkpoint::dtype_name(first.weight.scalar_type()), ", the checkpoint ", directory, " has ",
+             checkpoint::dtype_name(stored->second.dtype),
+             "; give the same --bf16 or --fp16, or take the weights alone with --no-load-optim or --finetune");
+}
+
+void Checkpointer::load_tensors(const checkpoint::Checkpoint& checkpoint, bool with_optimizer) {
+  const config::CheckpointConfig& c = config_.checkpoint;
+  const checkpoint::Layout& saved = checkpoint.manifest().layout;
+  const config::ParallelConfig& p = config_.parallel;
+  // Padding rows belong to one layout: they come back at the same degrees, and are zero otherwise.
+  const bool same_padding = saved.gtp_padding && keeps_padding() && saved.gtp == p.gtp && saved.tensor == p.tensor;
+  std::vector<LocalTensor> targets;
+  for (LocalTensor& tensor : tensors(true, true)) {
+    const bool padding = tensor.name.size() > 12 && tensor.name.compare(tensor.name.size() - 12, 12, ".gtp_padding") == 0;
+    const bool optimizer = tensor.name.rfind("optimizer.state.", 0) == 0;
+    const bool master = tensor.name.rfind("optimizer.state.fp32_param.", 0) == 0;
+    if (optimizer && !with_optimizer && !(master && c.load_main_params)) continue;
+    if (padding) tensor.values.zero_();
+    if (padding && !same_padding) continue;
+    targets.push_back(std::move(tensor));
+  }
+  std::set<std::string> known;
+  for (const LocalTensor& tensor : targets) known.insert(tensor.name);
+  for (const auto& [name, entry] : checkpoint.manifest().tensors) {
+    const bool unused = name.rfind("optimizer.state.", 0) == 0 && !with_optimizer;
+    const bool padding = name.size() > 12 && name.compare(name.size() - 12, 12, ".gtp_padding") == 0;
+    if (known.count(name) != 0 || unused || padding) continue;
+    const std::string found = concat("the checkpoint ", checkpoint.directory().string(), " holds tensor ", name, " ",
+                                     checkpoint::shape_text(entry.shape), ", which this model does not have");
+    PGPT_CHECK(DataError, c.strictness != "assume_ok_unexpected" && c.strictness.rfind("raise", 0) != 0, found,
+               "; check the model options, or ignore it with --dist-ckpt-strictness log_unexpected");
+    print_first("WARNING: " + found);
+  }
+  checkpoint.load(targets, !with_optimizer, io_options());
+}
+
+void Checkpointer::restore_optimizer(const checkpoint::RunState& state, const std::string& directory) {
+  PGPT_CHECK(DataError, !state.optimizer.empty(), "the checkpoint ", directory, " holds no optimizer state (it was saved with --no-save-optim); load "
+             "it with --no-load-optim or --finetune");
+  const std::string mine = optimizer_name(config_.optimizer.kind);
+  PGPT_CHECK(ConfigError, state.optimizer == mine, "--optimizer: this run has ", mine, ", the checkpoint ", directory, " has ", state.optimizer,
+             "; give the same, or take the weights alone with --no-load-optim or --finetune");
+  state_.scheduler.load(state.scheduler);
+  state_.optimizer.set_step_count(state.optimizer_steps);
+  if (state.scaler && state_.optimizer.loss_scaler().enabled()) {
+    state_.optimizer.loss_scaler().set_state({state.scaler->scale, state.scaler->good_steps, state.scaler->hysteresis});
+  }
+}
+
+void Checkpointer::restore_random(const checkpoint::Manifest& manifest) {
+  const checkpoint::Layout& saved = manifest.layout;
+  const config::ParallelConfig& p = config_.parallel;
+  if (saved.tensor != p.tensor || saved.pipeline != p.pipeline) {
+    print_first(concat("(TP, PP) mismatch after resume ((", p.tensor, ", ", p.pipeline, ") vs (", saved.tensor, ", ", saved.pipeline,
+                       ") from checkpoint): RNG state will be ignored"));
+    return;
+  }
+  if (!manifest.state.random) {
+    print_first("WARNING: the checkpoint holds no random states (it was saved with --no-save-rng); dropout starts anew from --seed");
+    return;
+  }
+  const checkpoint::RandomState& random = *manifest.state.random;
+  if (random.seed != config_.training.seed) {
+    print_first(concat("WARNING: --seed is ", config_.training.seed, ", the checkpoint has ", random.seed,
+                       ": dropout goes on with the checkpoint's, the order of the data follows --seed"));
+  }
+  const auto shift = static_cast<std::uint64_t>(random.seed - seed_);
+  model::DropoutCursor& dropout = state_.dropout;
+  dropout.hidden_seed += shift;
+  dropout.attention_seed += shift;
+  dropout.hidden_offset = random.hidden_dropout_offset;
+  dropout.attention_offset = random.attention_dropout_offset;
+  seed_ = random.seed;
+}
+
+std::optional<RunPosition> Checkpointer::load() {
+  const config::CheckpointConfig& c = config_.checkpoint;
+  if (c.load.empty() && c.pretrained.empty()) return std::nullopt;
+  world_.set_activity("loading a checkpoint");
+  const std::optional<Source> source = find_source();
+  if (!source) return std::nullopt;
+  const bool finetune = c.finetune || source->pretrained;
+  const bool weights_only = finetune || source->release;
+  const bool with_optimizer = !weights_only && c.load_optimizer;
+  if (source->release) {
+    print_first(concat(" loading release distributed checkpoint from ", source->root));
+  } else {
+    print_first(concat(" loading distributed checkpoint from ", source->root, " at iteration ", source->iteration));
+  }
+  RunPosition position;
+  run_together([&] {
+    const checkpoint::Checkpoint checkpoint(source->directory);
+    const checkpoint::Manifest& manifest = checkpoint.manifest();
+    const checkpoint::RunState& state = manifest.state;
+    PGPT_CHECK(DataError, source->release || state.iteration == source->iteration, source->directory, " says that it is of iteration ",
+               state.iteration, ", its name says ", source->iteration, "; it was renamed");
+    check_arguments(manifest, source->directory, finetune);
+    if (with_optimizer) check_precision(manifest, source->directory);
+    if (with_optimizer) restore_optimizer(state, source->directory);
+    load_tensors(checkpoint, with_optimizer);
+    if (!with_optimizer && !c.load_main_params) state_.optimizer.reset_masters();
+    if (!weights_only && c.load_rng) restore_random(manifest);
+    if (!finetune) {
+      position = {source->release ? 0 : state.iteration, state.consumed_samples, state.skipped_samples, state.consumed_valid_samples,
+                  state.floating_point_operations};
+    }
+    const checkpoint::Layout& saved = manifest.layout;
+    const config::ParallelConfig& p = config_.parallel;
+    if (saved.gtp != p.gtp || saved.replicate_data != p.replicate_data) {
+      print_first(concat("> the checkpoint was saved with GTP ", saved.gtp, " and data parallel size ", saved.replicate_data,
+                         "; it is loaded into GTP ", p.gtp, " and ", p.replicate_data));
+    }
+  });
+  if (c.override_iteration && !finetune) {
+    position.iteration = *c.override_iteration;
+    position.consumed_samples = *c.override_iteration * config_.training.global_batch_size;
+    position.skipped_samples = 0;
+  }
+  print_first(" checkpoint version 3.0");
+  print_first(concat("  successfully loaded checkpoint from ", source->root, " ", coordinates_text(config_.parallel), " at iteration ",
+                     position.iteration));
+  return position;
+}
+
+}  // namespace pgpt::training

@@ -1,0 +1,198 @@
+// The loop around the steps: evaluation, saving, leaving.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "pgpt/base/error.h"
+#include "pgpt/training/agreement.h"
+#include "pgpt/training/batch.h"
+#include "pgpt/training/device.h"
+#include "pgpt/training/exit_signals.h"
+#include "pgpt/training/startup_lines.h"
+#include "pgpt/training/trainer.h"
+
+namespace pgpt::training {
+
+void Trainer::skip_iteration() {
+  batches_->update(consumed_samples_);
+  for (std::int64_t m = 0; m < batches_->num_microbatches(); ++m) (void)train_loader_->next();
+  ++iteration_;
+  consumed_samples_ += batches_->samples_per_step();
+  skipped_samples_ += batches_->samples_per_step();
+}
+
+std::optional<Trainer::Evaluation> Trainer::evaluate(data::Split split, bool announce) {
+  data::DataLoader* loader = split == data::Split::kValid ? valid_loader_.get() : test_loader_.get();
+  if (loader == nullptr) return std::nullopt;
+  at::NoGradGuard no_grad;
+  const config::TrainingConfig& training = config_.training;
+  const std::int64_t num_microbatches =
+      training.eval_global_batch_size / (training.eval_micro_batch_size * config_.parallel.data_ranks());
+  if (announce) print_first(evaluating_line(training.eval_iters * training.eval_global_batch_size));
+  const model::StepContext context = step_context(false);
+  at::Tensor loss_sum = at::zeros({}, at::TensorOptions(device_).dtype(at::kFloat));
+  data::PackedStatistics statistics;
+  for (std::int64_t i = 0; i < training.eval_iters; ++i) {
+    if (announce) print_first(evaluating_iteration_line(i + 1, training.eval_iters));
+    for (std::int64_t m = 0; m < num_microbatches; ++m) {
+      const data::MicroBatch micro_batch = loader->next();
+      loss_sum.add_(model_->forward(context, to_device(micro_batch, {}, device_)).sum);
+      statistics += micro_batch.statistics;
+    }
+    if (split == data::Split::kValid) consumed_valid_samples_ += training.eval_global_batch_size;
+    if (training.exit_duration_minutes > 0 && agree_max(*groups_.data, device_, {out_of_time() ? 1 : 0})[0] != 0) {
+      print_first("Exiting during evaluation, timelimit reached");
+      return std::nullopt;
+    }
+  }
+  const StepLoss loss = reduce_losses(loss_sum, statistics);
+  return Evaluation{loss.loss, loss.statistics.valid_tokens};
+}
+
+void Trainer::evaluate_and_report(data::Split split, bool final) {
+  const double started = now_seconds();
+  world_.set_activity(concat("evaluation after iteration ", iteration_));
+  timers_.start("evaluate", 0);
+  const std::optional<Evaluation> result = evaluate(split, final);
+  timers_.stop("evaluate");
+  if (result) {
+    EvaluationReport report;
+    report.iteration = iteration_;
+    report.consumed_samples = consumed_samples_;
+    report.set = split == data::Split::kValid ? "validation" : "test";
+    report.losses = {{"lm loss", static_cast<float>(result->loss)}};
+    report.final = final;
+    reporter_->evaluation(report);
+    print_timers({"evaluate"}, 1.0);
+  }
+  interval_start_ += now_seconds() - started;
+}
+
+bool Trainer::evaluation_due() const {
+  const config::TrainingConfig& training = config_.training;
+  return training.eval_iters > 0 && training.eval_interval > 0 && iteration_ % training.eval_interval == 0 &&
+         iteration_ >= training.start_eval_at_iter;
+}
+
+bool Trainer::out_of_time() const {
+  return (now_seconds() - started_) / 60.0 > static_cast<double>(config_.training.exit_duration_minutes);
+}
+
+void Trainer::save_checkpoint(Checkpointer::Kind kind) {
+  if (!checkpointer_->enabled(kind)) return;
+  const double started = now_seconds();
+  // The reference reports memory around the first saves of a process.
+  const bool report = saves_++ < 3;
+  if (report) print_memory_line(concat("before save_checkpoint for iteration ", iteration_));
+  timers_.start("save-checkpoint", 0);
+  checkpointer_->save(position(), kind);
+  timers_.stop("save-checkpoint");
+  if (report) print_memory_line(concat("after save_checkpoint for iteration ", iteration_));
+  print_timers({"save-checkpoint"}, 1.0);
+  interval_start_ += now_seconds() - started;
+}
+
+bool Trainer::save_or_leave() {
+  using Kind = Checkpointer::Kind;
+  const config::TrainingConfig& training = config_.training;
+  const config::CheckpointConfig& checkpoints = config_.checkpoint;
+  bool signalled = false;
+  bool asked_to_save = false;
+  bool late = false;
+  if (training.exit_signal_handler || training.exit_duration_minutes > 0) {
+    // A signal reaches some ranks and not others, and clocks differ: every rank does what any of them must.
+    const std::vector<std::int64_t> any =
+        agree_max(*groups_.data, device_,
+                  {training.exit_signal_handler && ExitSignals::exit_requested() ? 1 : 0,
+                   training.exit_signal_handler && ExitSignals::save_requested() ? 1 : 0, training.exit_duration_minutes > 0 && out_of_time() ? 1 : 0});
+    signalled = any[0] != 0;
+    asked_to_save = any[1] != 0;
+    late = any[2] != 0;
+  }
+  if (signalled) {
+    save_checkpoint(Kind::kPersistent);
+    print_first(datetime_line(exit_signal_label(training.exit_signal), timestamp()));
+    return true;
+  }
+  bool saved = false;
+  const bool due = checkpoints.save_interval > 0 && iteration_ % checkpoints.save_interval == 0;
+  if (checkpointer_->enabled(Kind::kPersistent) && (due || asked_to_save)) {
+    save_checkpoint(Kind::kPersistent);
+    saved = true;
+  } else if (checkpoints.non_persistent_interval > 0 && iteration_ % checkpoints.non_persistent_interval == 0) {
+    save_checkpoint(Kind::kNonPersistent);
+  }
+  const bool at_interval = training.exit_interval > 0 && iteration_ % training.exit_interval == 0;
+  if (!late && !at_interval) return false;
+  if (!saved) save_checkpoint(Kind::kPersistent);
+  print_first(datetime_line(late ? exit_duration_label((now_seconds() - started_) / 60.0) : exit_iteration_label(iteration_), timestamp()));
+  return true;
+}
+
+void Trainer::run() {
+  const config::TrainingConfig& training = config_.training;
+  if (training.skip_train) {
+    print_first(kTrainingSkipped);
+  } else {
+    print_first(kTrainingStarts);
+    print_first(datetime_line(label::kBeforeTraining, timestamp()));
+    interval_start_ = now_seconds();
+    MemoryReportSchedule memory_schedule(iteration_, config_.logging.memory_interval);
+    const std::vector<std::string> timer_names = Timers::training_names(config_.logging.timing_level);
+    while (iteration_ < training.train_iters) {
+      checkpointer_->poll();
+      if (batches_->update(consumed_samples_)) save_checkpoint(Checkpointer::Kind::kPersistent);  // more micro-batches from here on
+      world_.set_activity(concat("training step ", iteration_ + 1));
+      if (std::find(training.iterations_to_skip.begin(), training.iterations_to_skip.end(), iteration_ + 1) !=
+          training.iterations_to_skip.end()) {
+        skip_iteration();
+        continue;
+      }
+      const bool first = report_.iteration == 0;
+      step();
+      if (first && config_.parallel.timeout_seconds_after_init) {
+        world_.set_timeout(std::chrono::seconds(*config_.parallel.timeout_seconds_after_init));
+      }
+      const std::optional<PrintedLine> line = reporter_->step(report_);
+      const bool printed = first || iteration_ % config_.logging.log_interval == 0;  // on every rank, though only the last one prints
+      if (printed && !timer_names.empty()) print_timers(timer_names, static_cast<double>(config_.logging.log_interval));
+      if (line) reporter_->progress();
+      if (printed) print_memory(memory_schedule.after_line(iteration_));
+      if (evaluation_due()) evaluate_and_report(data::Split::kValid, false);
+      if (save_or_leave()) {
+        checkpointer_->finish();
+        return;
+      }
+    }
+    print_first(datetime_line(label::kAfterTraining, timestamp()));
+    const std::int64_t interval = config_.checkpoint.save_interval;
+    if (iteration_ != 0 && interval > 0 && iteration_ % interval != 0) save_checkpoint(Checkpointer::Kind::kPersistent);
+    checkpointer_->finish();
+  }
+  if (training.eval_iters > 0) {
+    evaluate_and_report(data::Split::kValid, true);
+    evaluate_and_report(data::Split::kTest, true);
+  }
+}
+
+void Trainer::print_memory(MemoryReportSchedule::Report report) {
+  if (report == MemoryReportSchedule::Report::kNone || !device_.is_cuda()) return;
+  if (report == MemoryReportSchedule::Report::kMemoryAndTheory && world_.rank() == 0) {
+    for (const std::string& line : theoretical_memory_lines(config_, batches_->num_microbatches())) print_(line);
+  }
+  print_memory_line(concat("after ", iteration_, " iterations"));
+}
+
+void Trainer::print_memory_line(const std::string& when) const {
+  if (!device_.is_cuda() || mesh_.data_rank(world_.rank()) != 0) return;
+  const MemoryUse use = memory_use(device_);
+  MemoryStats stats;
+  stats.allocated = static_cast<double>(use.allocated);
+  stats.max_allocated = static_cast<double>(use.max_allocated);
+  stats.reserved = static_cast<double>(use.reserved);
+  stats.max_reserved = static_cast<double>(use.max_reserved);
+  print_(memory_line(world_.rank(), when, stats));
+}
+
+}  // namespace pgpt::training
