@@ -74,7 +74,7 @@ output=$(for script in "${scripts[@]}"; do bash -n "$script" 2>&1 || true; done)
 if command -v shellcheck >/dev/null; then output+=$(shellcheck -x -P scripts "${scripts[@]}" 2>&1 || true); fi
 result "shell scripts" "$output"
 
-output=$(for script in scripts/*.py tests/python/*.py; do
+output=$(for script in scripts/*.py scripts/bench/*.py tests/python/*.py; do
   python3 -c 'import ast, sys; ast.parse(open(sys.argv[1], encoding="utf-8").read(), sys.argv[1])' "$script" 2>&1 || true
 done)
 result "Python scripts" "$output"

@@ -1,1 +1,133 @@
+// Damage to the files of a run: every rank stops with one message, and nothing of the older checkpoints is lost.
+
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <random>
+
+#include "pgpt/checkpoint/directory.h"
+#include "support/catch.h"
 #include "test_checkpoint_support.h"
+
+using namespace pgpt;
+namespace fs = std::filesystem;
+
+namespace {
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+void write_file(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+/// A mounted memory disk; needs root. Unmounts with the object.
+class SmallDisk {
+ public:
+  SmallDisk(std::string path, const std::string& options, unsigned long flags = 0) : path_(std::move(path)) {
+    fs::create_directories(path_);
+    mounted_ = ::mount("tmpfs", path_.c_str(), "tmpfs", flags, options.c_str()) == 0;
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  ~SmallDisk() {
+    if (mounted_) ::umount(path_.c_str());
+  }
+  [[nodiscard]] bool mounted() const { return mounted_; }
+  bool read_only() { return ::mount("tmpfs", path_.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "") == 0; }
+
+ private:
+  std::string path_;
+  bool mounted_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("a damaged checkpoint stops all ranks and names the file", "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string save = folder.path("s");
+  const std::string flags = "--bf16 " + test::gtp(2);
+  (void)test::train(flags + "--save " + save + " --save-interval 2 --exit-interval 4", 2);
+  const fs::path damaged = test::iteration_path(save, 4);
+  std::mt19937 random(5);
+  for (const std::string name : {"shard_00000.safetensors", "shard_00001.safetensors", "manifest.json"}) {
+    const std::string bytes = read_file(damaged / name);
+    for (const int kind : {0, 1, 2}) {
+      INFO(name << ", kind of damage " << kind);
+      if (kind == 0) {
+        std::string bad = bytes;
+        bad[random() % bad.size()] ^= 0x10;
+        write_file(damaged / name, bad);
+      } else if (kind == 1) {
+        write_file(damaged / name, bytes.substr(0, random() % bytes.size()));
+      } else {
+        fs::remove(damaged / name);
+      }
+      const test::Failure failure = test::train_fails(flags + "--load " + save, 2);
+      INFO(failure.message);
+      CHECK(failure.code == 2);
+      CHECK(contains(failure.message, (damaged / name).string()));
+      // The older one is still there for the asking.
+      CHECK(test::train(flags + "--load " + save + " --ckpt-step 2", 2).steps.front().iteration == 3);
+      write_file(damaged / name, bytes);
+    }
+  }
+  CHECK(test::train(flags + "--load " + save, 2).steps.front().iteration == 5);
+}
+
+TEST_CASE("a folder that cannot be written stops all ranks at the first save", "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  write_file(folder.path("file"), "x");
+  for (const std::string& save : {folder.path("file"), folder.path("file") + "/below"}) {
+    const test::Failure failure = test::train_fails("--bf16 " + test::gtp(2) + "--save-interval 2 --save " + save, 2);
+    CHECK(failure.code == 2);
+    CHECK(contains(failure.message, save));
+  }
+}
+
+TEST_CASE("a read-only disk stops all ranks and keeps the checkpoint", "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  SmallDisk disk(folder.path("disk"), "size=64m");
+  if (!disk.mounted()) {
+    WARN("mounting a disk needs root: skipped");
+    return;
+  }
+  const std::string flags = "--bf16 " + test::gtp(2) + "--save-interval 2 --save " + folder.path("disk") + " ";
+  (void)test::train(flags + "--exit-interval 2", 2);
+  REQUIRE(disk.read_only());
+  for (const std::string more : {"", "--async-save --use-persistent-ckpt-worker "}) {
+    const test::Failure failure = test::train_fails(flags + more + "--load " + folder.path("disk"), 2);
+    CHECK(failure.code == 2);
+    CHECK(contains(failure.message, "Read-only file system"));
+  }
+  CHECK(test::train("--bf16 " + test::gtp(2) + "--load " + folder.path("disk"), 2).steps.front().iteration == 3);
+}
+
+TEST_CASE("a full disk stops all ranks and keeps the checkpoint", "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  // One checkpoint is about 0.55 MB: the second or third does not fit.
+  SmallDisk disk(folder.path("disk"), "size=1400k");
+  if (!disk.mounted()) {
+    WARN("mounting a disk needs root: skipped");
+    return;
+  }
+  for (const std::string more : {"", "--async-save --use-persistent-ckpt-worker "}) {
+    const std::string flags = "--bf16 " + test::gtp(2) + more + "--save-interval 1 --save " + folder.path("disk") + " ";
+    const test::Failure failure = test::train_fails(flags, 2);
+    CHECK(failure.code == 2);
+    INFO(failure.message);
+    CHECK(contains(failure.message, "No space left on device"));
+    const std::int64_t last = checkpoint::read_tracker(folder.path("disk"))->iteration;
+    CHECK(last >= 1);
+    checkpoint::Checkpoint(test::iteration_path(folder.path("disk"), last)).verify({});
+    // The half-written one has given its space back and left no folder that a reader could take.
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder.path("disk"))) {
+      CHECK(entry.path().filename().string().find(".partial") == std::string::npos);
+    }
+    CHECK(test::train("--bf16 " + test::gtp(2) + "--load " + folder.path("disk"), 2).steps.front().iteration ==
+          last + 1);
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder.path("disk"))) fs::remove_all(entry.path());
+  }
+}

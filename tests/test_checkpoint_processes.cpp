@@ -1,1 +1,189 @@
+// Real processes: signals, killed ranks at any point of a save, and the tool.
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "pgpt/checkpoint/directory.h"
+#include "support/catch.h"
+#include "support/processes.h"
+#include "support/thread_ranks.h"
 #include "test_checkpoint_support.h"
+
+using namespace pgpt;
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+
+namespace {
+
+const test::Environment kCpu = {{"CUDA_VISIBLE_DEVICES", ""}};
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t n = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+std::vector<std::string> program(const std::string& flags) {
+  std::vector<std::string> command = {PGPT_PROGRAM};
+  for (const std::string& word : test::split_words(test::base_flags() + flags)) command.push_back(word);
+  return command;
+}
+
+test::Ended tool(const std::vector<std::string>& words) {
+  std::vector<std::string> command = {PGPT_TOOL};
+  command.insert(command.end(), words.begin(), words.end());
+  return test::Process(command, kCpu).wait(60s);
+}
+
+/// A run far too long to end by itself.
+const std::string kLong = "--bf16 --train-iters 1000000 --lr-decay-iters 1000000 --log-interval 100000 ";
+
+}  // namespace
+
+TEST_CASE("the exit signal to one rank makes all save once and end with 0", "[cpu][dist][checkpoint]") {
+  struct Case {
+    std::string flags;
+    int number, rank;
+    const char* name;
+  };
+  const Case cases[] = {{"", SIGTERM, 1, "SIGTERM"}, {"--exit-signal SIGUSR2 ", SIGUSR2, 0, "SIGUSR2"}};
+  for (const Case& c : cases) {
+    INFO(c.name);
+    const test::ScratchFolder folder;
+    const std::string save = folder.path("s");
+    test::Job job(2,
+                  program(kLong + test::gtp(2) + "--exit-signal-handler " + c.flags + "--save " + save +
+                          " --save-interval 100000000"),
+                  kCpu);
+    REQUIRE(job.rank(1).wait_for_output("iteration        1/", 60s));
+    job.rank(c.rank).signal(c.number);
+    const auto ended = job.wait(30s);
+    INFO(test::describe(ended));
+    for (const test::Ended& rank : ended) CHECK(rank.exit_code == 0);
+    CHECK(count(ended[0].output, "successfully saved checkpoint") == 1);
+    CHECK(contains(ended[0].output, std::string("[exiting program after receiving ") + c.name + ".] datetime: "));
+    const auto tracker = checkpoint::read_tracker(save);
+    REQUIRE(tracker);
+    checkpoint::Checkpoint(checkpoint::checkpoint_path(save, *tracker)).verify({});
+    // Nobody has to know that the run was cut short.
+    CHECK(test::train(kLong + "--load " + save + " --exit-interval " + std::to_string(tracker->iteration + 1), 1)
+              .steps.front()
+              .iteration == tracker->iteration + 1);
+  }
+}
+
+TEST_CASE("SIGUSR1 saves and the run goes on", "[cpu][dist][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string save = folder.path("s");
+  test::Job job(
+      2, program(kLong + test::gtp(2) + "--exit-signal-handler --save " + save + " --save-interval 100000000"), kCpu);
+  REQUIRE(job.rank(1).wait_for_output("iteration        1/", 60s));
+  job.rank(1).signal(SIGUSR1);
+  REQUIRE(job.rank(0).wait_for_output("successfully saved checkpoint", 30s));
+  const std::int64_t first = checkpoint::read_tracker(save)->iteration;
+  CHECK(job.rank(0).running());
+  job.rank(0).signal(SIGTERM);
+  const auto ended = job.wait(30s);
+  INFO(test::describe(ended));
+  for (const test::Ended& rank : ended) CHECK(rank.exit_code == 0);
+  CHECK(count(ended[0].output, "successfully saved checkpoint") == 2);
+  CHECK(checkpoint::read_tracker(save)->iteration >= first);
+}
+
+TEST_CASE("a time limit ends the run with a save", "[cpu][dist][checkpoint]") {
+  if (test::trials("PGPT_SLOW_TESTS", 0) == 0) {
+    WARN("takes a minute: set PGPT_SLOW_TESTS=1 to run it");
+    return;
+  }
+  const test::ScratchFolder folder;
+  const auto ended = test::run_ranks(2,
+                                     program(kLong + test::gtp(2) + "--exit-duration-in-mins 1 --save " +
+                                             folder.path("s") + " --save-interval 100000000"),
+                                     kCpu, 90s);
+  INFO(test::describe(ended));
+  for (const test::Ended& rank : ended) CHECK(rank.exit_code == 0);
+  CHECK(contains(ended[0].output, "[exiting program after 1."));
+  CHECK(count(ended[0].output, "successfully saved checkpoint") == 1);
+}
+
+TEST_CASE("kill -9 at any point of a save leaves a checkpoint that loads", "[cpu][dist][checkpoint]") {
+  // Saves follow each other without a pause, so that a random moment lies inside one; PGPT_KILL_TRIALS sets how often.
+  std::mt19937 random(static_cast<unsigned>(test::trials("PGPT_KILL_SEED", 3)));
+  const test::ScratchFolder folder;
+  const std::string save = folder.path("s");
+  const std::string flags = kLong + test::gtp(2) + "--save " + save + " --load " + save +
+                            " --save-interval 1 --save-retain-interval 1000000 ";
+  std::int64_t reached = 0;
+  for (int trial = 0; trial < test::trials("PGPT_KILL_TRIALS", 4); ++trial) {
+    const bool asynchronous = trial % 2 == 1;
+    INFO("trial " << trial);
+    test::Job job(2, program(flags + (asynchronous ? "--async-save --use-persistent-ckpt-worker " : "")), kCpu);
+    const bool saved = job.rank(0).wait_for_output("successfully saved checkpoint", 60s);
+    INFO(job.tails());
+    REQUIRE(saved);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 400'000));
+    job.rank(static_cast<int>(random() % 2)).signal(SIGKILL);
+    const auto ended = job.wait(30s);
+    INFO(test::describe(ended));
+    for (const test::Ended& rank : ended) {
+      CHECK_FALSE(rank.timed_out);
+      CHECK((rank.exit_code == 137 || rank.exit_code == 3));
+    }
+    const auto tracker = checkpoint::read_tracker(save);
+    REQUIRE(tracker);
+    CHECK(tracker->iteration > reached);
+    reached = tracker->iteration;
+    checkpoint::Checkpoint(checkpoint::checkpoint_path(save, *tracker)).verify({});
+  }
+  const auto after =
+      test::train(kLong + test::gtp(2) + "--load " + save + " --exit-interval " + std::to_string(reached + 1), 2);
+  CHECK(after.steps.front().iteration == reached + 1);
+}
+
+TEST_CASE("the tool shows, checks and compares checkpoints", "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string a = folder.path("a");
+  const std::string b = folder.path("b");
+  const std::string flags = std::string("--bf16 --weight-init layout-invariant ") + test::kPadded;
+  (void)test::train(flags + test::gtp(2) + "--save " + a + " --save-interval 2 --exit-interval 4", 2);
+  (void)test::train(flags + "--load " + a + " --save " + b + " --iterations-to-skip 5 6 7 8", 1);
+
+  const test::Ended shown = tool({"inspect", a, "--verify", "--arguments"});
+  INFO(test::describe(shown));
+  CHECK(shown.exit_code == 0);
+  CHECK(contains(shown.output, "iteration    4; samples: 16 consumed"));
+  CHECK(contains(shown.output, "optimizer    adam after 4 steps"));
+  CHECK(contains(shown.output, "decoder.layers.0.mlp.linear_fc1.weight"));
+  CHECK(contains(shown.output, "every byte was read and every checksum is right"));
+  CHECK(contains(shown.output, "train_iters"));
+  const test::Ended json = tool({"inspect", test::iteration_path(a, 2), "--json"});
+  const nlohmann::json document = nlohmann::json::parse(json.output);
+  CHECK(document.at("state").at("iteration") == 2);
+  CHECK(document.at("totals").at("parameters").get<std::int64_t>() > 0);
+
+  CHECK(tool({"diff", a, a}).exit_code == 0);
+  const test::Ended relayout = tool({"diff", a, b});  // the same tensors, cut otherwise, four skipped iterations later
+  CHECK(relayout.exit_code == 1);
+  CHECK(contains(relayout.output, "state /iteration: 4, 8"));
+  CHECK_FALSE(contains(relayout.output, "tensor "));
+  const test::Ended steps = tool({"diff", a, a, "--step-a", "2"});
+  CHECK(steps.exit_code == 1);
+  CHECK(contains(steps.output, "tensor decoder.final_layernorm.weight: "));
+
+  const fs::path shard = fs::path(test::iteration_path(a, 4)) / "shard_00001.safetensors";
+  std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('\x55');
+  file.close();
+  const test::Ended damaged = tool({"inspect", a, "--verify"});
+  CHECK(damaged.exit_code == 2);
+  CHECK(contains(damaged.output, shard.string() + " is damaged"));
+  CHECK(tool({"inspect", folder.path("nothing")}).exit_code == 2);
+  CHECK(tool({"inspect", a, "--bogus"}).exit_code == 2);
+}

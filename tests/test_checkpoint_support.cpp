@@ -38,10 +38,14 @@ const std::string& base_flags() {
   static const std::string flags = [] {
     write_corpus(folder.path("corpus"));
     return "--data-path " + folder.path("corpus") + " --data-cache-path " + folder.path("cache") +
-           " --split 80,15,5 --tokenizer-type NullTokenizer --vocab-size 127 --num-layers 2 --hidden-size 32 --ffn-hidden-size 64 "
-           "--num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 1 --global-batch-size 4 --train-iters 8 "
-           "--eval-interval 100 --eval-iters 0 --lr 1e-2 --min-lr 1e-3 --lr-warmup-iters 2 --lr-decay-style cosine --weight-decay 0.1 "
-           "--attention-dropout 0 --hidden-dropout 0 --seed 1234 --log-interval 1 --num-workers 0 --log-params-norm --save-interval 1000 ";
+           " --split 80,15,5 --tokenizer-type NullTokenizer --vocab-size 127 --num-layers 2 --hidden-size 32 "
+           "--ffn-hidden-size 64 "
+           "--num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 1 "
+           "--global-batch-size 4 --train-iters 8 "
+           "--eval-interval 100 --eval-iters 0 --lr 1e-2 --min-lr 1e-3 --lr-warmup-iters 2 --lr-decay-style cosine "
+           "--weight-decay 0.1 "
+           "--attention-dropout 0 --hidden-dropout 0 --seed 1234 --log-interval 1 --num-workers 0 --log-params-norm "
+           "--save-interval 1000 ";
   }();
   return flags;
 }
@@ -59,9 +63,9 @@ ScratchFolder::~ScratchFolder() {
   std::filesystem::remove_all(root_, ignored);
 }
 
-Outcome train(const std::string& flags, int ranks) {
+Outcome train(const std::string& flags, int ranks, const std::string& base) {
   const std::vector<RankResult> results =
-      run_ranks(parse(base_flags() + flags, ranks), ranks, [](int, training::Trainer& trainer) { trainer.run(); });
+      run_ranks(parse(base + flags, ranks), ranks, [](int, training::Trainer& trainer) { trainer.run(); });
   Outcome outcome;
   outcome.steps = results.back().steps;
   outcome.lines = results.front().lines;
@@ -112,7 +116,8 @@ Failure train_fails(const std::string& flags, int ranks) {
   return result;
 }
 
-void require_same_steps(const std::vector<training::StepReport>& actual, const std::vector<training::StepReport>& expected) {
+void require_same_steps(const std::vector<training::StepReport>& actual,
+                        const std::vector<training::StepReport>& expected) {
   REQUIRE(actual.size() == expected.size());
   for (std::size_t i = 0; i < actual.size(); ++i) {
     const training::StepReport& a = actual[i];
@@ -136,7 +141,9 @@ std::vector<training::StepReport> tail(const std::vector<training::StepReport>& 
   return {steps.begin() + static_cast<std::ptrdiff_t>(first), steps.end()};
 }
 
-std::string iteration_path(const std::string& root, std::int64_t iteration) { return root + "/" + checkpoint::iteration_name(iteration); }
+std::string iteration_path(const std::string& root, std::int64_t iteration) {
+  return root + "/" + checkpoint::iteration_name(iteration);
+}
 
 void require_same_checkpoints(const std::string& a, const std::string& b) {
   const checkpoint::Checkpoint left(a);

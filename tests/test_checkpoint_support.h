@@ -38,8 +38,8 @@ struct Outcome {
   std::vector<std::string> lines;        ///< everything that rank 0 printed
 };
 
-/// Runs `base_flags() + flags` on thread ranks, to its end.
-[[nodiscard]] Outcome train(const std::string& flags, int ranks);
+/// Runs `base + flags` on thread ranks, to its end.
+[[nodiscard]] Outcome train(const std::string& flags, int ranks, const std::string& base = base_flags());
 /// What went wrong in a run that must fail on all ranks: the message of the one that speaks, and the exit code.
 struct Failure {
   std::string message;
@@ -48,7 +48,8 @@ struct Failure {
 [[nodiscard]] Failure train_fails(const std::string& flags, int ranks);
 
 /// Every number that a step reports, time and memory aside, is equal in bits.
-void require_same_steps(const std::vector<training::StepReport>& actual, const std::vector<training::StepReport>& expected);
+void require_same_steps(const std::vector<training::StepReport>& actual,
+                        const std::vector<training::StepReport>& expected);
 /// `steps` from `first` on.
 [[nodiscard]] std::vector<training::StepReport> tail(const std::vector<training::StepReport>& steps, std::size_t first);
 /// Same tensors with the same bytes, and the same state beside them.

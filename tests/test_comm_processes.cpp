@@ -281,10 +281,17 @@ TEST_CASE("a port held by another program is named by every rank", "[cpu][dist]"
 TEST_CASE("two processes with one rank end the joining job, but not a running one", "[cpu][dist]") {
   Job joining(3, worker({"once"}), timeouts(20'000, 30'000), 0, {2});
   const auto twin = joining.extra(1, 3);
-  check_end(twin->wait(kLimit), 3, "rank 1 exists twice");
-  for (const auto& ended : joining.wait(kLimit)) {
-    if (ended.exit_code != -1) check_end(ended, 3, "rank 1 exists twice");
+  // On a busy machine one of the three may start only after the others have found out and left: it then finds nobody.
+  std::vector<Ended> ends = joining.wait(kLimit);
+  ends.push_back(twin->wait(kLimit));
+  int told = 0;
+  for (const auto& ended : ends) {
+    if (ended.exit_code == -1) continue;
+    const bool twice = contains(ended.output, "rank 1 exists twice");
+    told += twice ? 1 : 0;
+    check_end(ended, 3, twice ? "rank 1 exists twice" : "could not connect");
   }
+  CHECK(told >= 2);
 
   Job running(2, worker({"loop"}));
   REQUIRE(running.rank(1).wait_for_output("looping", kLimit));

@@ -32,12 +32,13 @@ fs::path hidden(const fs::path& directory, const char* suffix) {
 void erase(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
-  PGPT_CHECK(DataError, !error, "cannot remove ", path.string(), ": ", error.message(), "; check permissions of --save");
+  PGPT_CHECK(DataError, !error, "cannot remove ", path.string(), ": ", error.message(),
+             "; check permissions of --save");
 }
 
 void move(const fs::path& from, const fs::path& to) {
-  PGPT_CHECK(DataError, std::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from.string(), " to ", to.string(), ": ",
-             std::strerror(errno));
+  PGPT_CHECK(DataError, std::rename(from.c_str(), to.c_str()) == 0, "cannot rename ", from.string(), " to ",
+             to.string(), ": ", std::strerror(errno));
 }
 
 /// Swaps two names in one step; false where the file system cannot.
@@ -85,9 +86,11 @@ std::optional<Tracker> read_tracker(const fs::path& root) {
     return tracker;
   }
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), tracker.iteration);
-  PGPT_CHECK(DataError, status == std::errc() && end == text.data() + text.size() && tracker.iteration >= 0, path.string(), " holds '",
-             text.substr(0, 40), "', which is neither an iteration nor 'release'; write the number of a complete iter_ folder into it, or use "
-             "--ckpt-step");
+  PGPT_CHECK(
+      DataError, status == std::errc() && end == text.data() + text.size() && tracker.iteration >= 0, path.string(),
+      " holds '", text.substr(0, 40),
+      "', which is neither an iteration nor 'release'; write the number of a complete iter_ folder into it, or use "
+      "--ckpt-step");
   return tracker;
 }
 
@@ -109,7 +112,8 @@ fs::path find_checkpoint(const fs::path& path, std::optional<std::int64_t> itera
   if (iteration) return checkpoint_path(path, {*iteration, false});
   if (fs::exists(path / kManifestName, error)) return path;
   const std::optional<Tracker> tracker = fs::is_directory(path, error) ? read_tracker(path) : std::nullopt;
-  PGPT_CHECK(DataError, tracker, path.string(), " is no checkpoint: it has neither ", kManifestName, " nor ", tracker_path("").string());
+  PGPT_CHECK(DataError, tracker, path.string(), " is no checkpoint: it has neither ", kManifestName, " nor ",
+             tracker_path("").string());
   return checkpoint_path(path, *tracker);
 }
 
@@ -123,7 +127,8 @@ fs::path begin_save(const fs::path& root, std::int64_t iteration) {
     const std::string name = it->path().filename().string();
     if (name.rfind(".iter_", 0) != 0) continue;
     if (ends_with(name, kPartial) || ends_with(name, kDeleted)) leftovers.push_back(it->path());
-    if (ends_with(name, kReplaced) && fs::is_directory(root / name.substr(1, name.size() - 1 - std::strlen(kReplaced)))) {
+    if (ends_with(name, kReplaced) &&
+        fs::is_directory(root / name.substr(1, name.size() - 1 - std::strlen(kReplaced)))) {
       leftovers.push_back(it->path());
     }
   }
@@ -131,7 +136,8 @@ fs::path begin_save(const fs::path& root, std::int64_t iteration) {
   for (const fs::path& path : leftovers) erase(path);
   const fs::path partial = hidden(root / iteration_name(iteration), kPartial);
   fs::create_directory(partial, error);
-  PGPT_CHECK(DataError, !error, "--save: cannot create ", partial.string(), ": ", error.message(), "; check permissions and free space");
+  PGPT_CHECK(DataError, !error, "--save: cannot create ", partial.string(), ": ", error.message(),
+             "; check permissions and free space");
   return partial;
 }
 
@@ -171,7 +177,8 @@ void sync_directory(const fs::path& directory) {
   const int cause = errno;
   ::close(descriptor);
   // Some network file systems cannot sync folders; their renames are durable by themselves.
-  PGPT_CHECK(DataError, result == 0 || cause == EINVAL || cause == EROFS, "cannot write ", directory.string(), ": ", std::strerror(cause));
+  PGPT_CHECK(DataError, result == 0 || cause == EINVAL || cause == EROFS, "cannot write ", directory.string(), ": ",
+             std::strerror(cause));
 }
 
 }  // namespace pgpt::checkpoint

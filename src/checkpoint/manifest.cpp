@@ -54,7 +54,8 @@ Json run_state(const RunState& s) {
     json["optimizer"] = {{"kind", s.optimizer}, {"step", s.optimizer_steps}};
     json["opt_param_scheduler"] = state_list(s.scheduler);
     if (s.scaler) {
-      json["loss_scaler"] = {{"scale", s.scaler->scale}, {"good_steps", s.scaler->good_steps}, {"hysteresis", s.scaler->hysteresis}};
+      json["loss_scaler"] = {
+          {"scale", s.scaler->scale}, {"good_steps", s.scaler->good_steps}, {"hysteresis", s.scaler->hysteresis}};
     }
   }
   if (s.random) {
@@ -84,8 +85,9 @@ RunState run_state(const Json& json) {
   }
   if (json.contains("random")) {
     const Json& random = json.at("random");
-    s.random = RandomState{random.at("seed").get<std::int64_t>(), random.at("hidden_dropout_offset").get<std::uint64_t>(),
-                           random.at("attention_dropout_offset").get<std::uint64_t>()};
+    s.random =
+        RandomState{random.at("seed").get<std::int64_t>(), random.at("hidden_dropout_offset").get<std::uint64_t>(),
+                    random.at("attention_dropout_offset").get<std::uint64_t>()};
   }
   return s;
 }
@@ -99,10 +101,11 @@ bool overlap(const Piece& a, const Piece& b) {
 
 Manifest parse(const std::string& text, const std::string& path) {
   const Json json = Json::parse(text);
-  PGPT_CHECK(DataError, json.at("format").get<std::string>() == kFormat, path, " is not a checkpoint manifest of this program");
+  PGPT_CHECK(DataError, json.at("format").get<std::string>() == kFormat, path,
+             " is not a checkpoint manifest of this program");
   const int version = json.at("format_version").get<int>();
-  PGPT_CHECK(DataError, version == kVersion, path, " has format version ", version, "; this program reads version ", kVersion,
-             ", use the program that wrote it (", json.value("program", "unknown"), ") or a newer one");
+  PGPT_CHECK(DataError, version == kVersion, path, " has format version ", version, "; this program reads version ",
+             kVersion, ", use the program that wrote it (", json.value("program", "unknown"), ") or a newer one");
   Manifest m;
   m.program = json.at("program").get<std::string>();
   m.libtorch = json.at("libtorch").get<std::string>();
@@ -137,7 +140,8 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 std::uint64_t Manifest::tensor_bytes() const {
   std::uint64_t bytes = 0;
-  for (const auto& [name, tensor] : tensors) bytes += static_cast<std::uint64_t>(num_elements(tensor.shape)) * c10::elementSize(tensor.dtype);
+  for (const auto& [name, tensor] : tensors)
+    bytes += static_cast<std::uint64_t>(num_elements(tensor.shape)) * c10::elementSize(tensor.dtype);
   return bytes;
 }
 
@@ -153,23 +157,26 @@ void check_coverage(const Manifest& manifest, const std::string& where) {
       for (std::size_t d = 0; inside && d < tensor.shape.size(); ++d) {
         inside = piece.offset[d] >= 0 && piece.shape[d] >= 0 && piece.offset[d] + piece.shape[d] <= tensor.shape[d];
       }
-      PGPT_CHECK(DataError, inside, where, ": tensor ", name, " of shape ", shape_text(tensor.shape), " has a piece of shape ",
-                 shape_text(piece.shape), " at ", shape_text(piece.offset), " in ", piece.file);
-      const std::uint64_t bytes = static_cast<std::uint64_t>(num_elements(piece.shape)) * c10::elementSize(tensor.dtype);
-      PGPT_CHECK(DataError, piece.checksums.size() == (bytes + manifest.block_bytes - 1) / manifest.block_bytes, where, ": tensor ", name,
-                 " has ", piece.checksums.size(), " checksums for ", bytes, " bytes in ", piece.file);
+      PGPT_CHECK(DataError, inside, where, ": tensor ", name, " of shape ", shape_text(tensor.shape),
+                 " has a piece of shape ", shape_text(piece.shape), " at ", shape_text(piece.offset), " in ",
+                 piece.file);
+      const std::uint64_t bytes =
+          static_cast<std::uint64_t>(num_elements(piece.shape)) * c10::elementSize(tensor.dtype);
+      PGPT_CHECK(DataError, piece.checksums.size() == (bytes + manifest.block_bytes - 1) / manifest.block_bytes, where,
+                 ": tensor ", name, " has ", piece.checksums.size(), " checksums for ", bytes, " bytes in ",
+                 piece.file);
       covered += num_elements(piece.shape);
       order.push_back(&piece);
     }
-    PGPT_CHECK(DataError, covered == num_elements(tensor.shape), where, ": the pieces of tensor ", name, " hold ", covered, " elements of ",
-               num_elements(tensor.shape), " (shape ", shape_text(tensor.shape), ")");
+    PGPT_CHECK(DataError, covered == num_elements(tensor.shape), where, ": the pieces of tensor ", name, " hold ",
+               covered, " elements of ", num_elements(tensor.shape), " (shape ", shape_text(tensor.shape), ")");
     if (tensor.shape.empty()) continue;
     std::sort(order.begin(), order.end(), [](const Piece* a, const Piece* b) { return a->offset < b->offset; });
     for (std::size_t i = 0; i < order.size(); ++i) {
       const std::int64_t end = order[i]->offset[0] + order[i]->shape[0];
       for (std::size_t j = i + 1; j < order.size() && order[j]->offset[0] < end; ++j) {
-        PGPT_CHECK(DataError, !overlap(*order[i], *order[j]), where, ": two pieces of tensor ", name, " overlap, in ", order[i]->file, " and ",
-                   order[j]->file);
+        PGPT_CHECK(DataError, !overlap(*order[i], *order[j]), where, ": two pieces of tensor ", name, " overlap, in ",
+                   order[i]->file, " and ", order[j]->file);
       }
     }
   }
@@ -184,10 +191,10 @@ std::string manifest_text(const Manifest& m) {
   json["libtorch"] = m.libtorch;
   json["checkpoint_version"] = 3.0;
   json["state"] = run_state(m.state);
-  json["layout"] = {{"world_size", m.layout.world_size}, {"tensor", m.layout.tensor},
-                    {"pipeline", m.layout.pipeline},     {"context", m.layout.context},
-                    {"gtp", m.layout.gtp},               {"replicate_data", m.layout.replicate_data},
-                    {"gtp_padding", m.layout.gtp_padding}};
+  json["layout"] = {
+      {"world_size", m.layout.world_size},  {"tensor", m.layout.tensor}, {"pipeline", m.layout.pipeline},
+      {"context", m.layout.context},        {"gtp", m.layout.gtp},       {"replicate_data", m.layout.replicate_data},
+      {"gtp_padding", m.layout.gtp_padding}};
   json["arguments"] = m.arguments;
   json["block_bytes"] = m.block_bytes;
   json["files"] = Json::object();
@@ -201,18 +208,30 @@ std::string manifest_text(const Manifest& m) {
   return text;
 }
 
+Manifest parse_manifest(const std::string& text, const std::string& where) {
+  try {
+    return parse(text, where);
+  } catch (const Json::exception& e) {
+    throw DataError(concat(where, " is malformed: ", e.what()));
+  }
+}
+
 Manifest read_manifest(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / kManifestName;
   std::error_code error;
-  PGPT_CHECK(DataError, std::filesystem::is_directory(directory, error), "there is no checkpoint folder ", directory.string(),
-             error ? concat(": ", error.message()) : std::string(), "; check --load and --ckpt-step");
+  PGPT_CHECK(DataError, std::filesystem::is_directory(directory, error), "there is no checkpoint folder ",
+             directory.string(), error ? concat(": ", error.message()) : std::string(),
+             "; check --load and --ckpt-step");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file.is_open()) {
     const std::string cause = std::strerror(errno);
-    const bool reference = std::filesystem::exists(directory / "metadata.json", error) || std::filesystem::exists(directory / ".metadata", error);
-    PGPT_CHECK(DataError, !reference, directory.string(), " is a Megatron-LM checkpoint; convert it first (docs/checkpoints.md)");
-    throw DataError(concat("cannot open ", path.string(), ": ", cause, "; without its manifest the checkpoint is not complete"));
+    const bool reference = std::filesystem::exists(directory / "metadata.json", error) ||
+                           std::filesystem::exists(directory / ".metadata", error);
+    PGPT_CHECK(DataError, !reference, directory.string(),
+               " is a Megatron-LM checkpoint; convert it first (docs/checkpoints.md)");
+    throw DataError(
+        concat("cannot open ", path.string(), ": ", cause, "; without its manifest the checkpoint is not complete"));
   }
   std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   PGPT_CHECK(DataError, !file.bad(), "cannot read ", path.string(), ": ", std::strerror(errno));
@@ -222,8 +241,8 @@ Manifest read_manifest(const std::filesystem::path& directory) {
   const std::string stored = text.substr(at, kDigits);
   text.replace(at, kDigits, std::string(kDigits, '0'));
   const std::string found = checksum_text(crc32c(text.data(), text.size()));
-  PGPT_CHECK(DataError, stored == found, path.string(), " is damaged: its checksum is ", stored, ", that of its text is ", found,
-             "; load another checkpoint with --ckpt-step");
+  PGPT_CHECK(DataError, stored == found, path.string(), " is damaged: its checksum is ", stored,
+             ", that of its text is ", found, "; load another checkpoint with --ckpt-step");
   try {
     Manifest manifest = parse(text, path.string());
     check_coverage(manifest, path.string());

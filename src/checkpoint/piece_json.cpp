@@ -32,8 +32,11 @@ Json to_json(const TensorEntry& tensor) {
   for (const Piece& piece : tensor.pieces) {
     std::string checksums;
     for (const std::uint32_t crc : piece.checksums) checksums += checksum_text(crc);
-    json["pieces"].push_back(
-        {{"file", piece.file}, {"key", piece.key}, {"offset", piece.offset}, {"shape", piece.shape}, {"crc32c", checksums}});
+    json["pieces"].push_back({{"file", piece.file},
+                              {"key", piece.key},
+                              {"offset", piece.offset},
+                              {"shape", piece.shape},
+                              {"crc32c", checksums}});
   }
   return json;
 }
@@ -59,7 +62,8 @@ TensorEntry tensor_from_json(const Json& json) {
     piece.shape = item.at("shape").get<std::vector<std::int64_t>>();
     const auto checksums = item.at("crc32c").get<std::string>();
     PGPT_CHECK(DataError, checksums.size() % kDigits == 0, "malformed checksums of ", piece.key);
-    for (std::size_t at = 0; at < checksums.size(); at += kDigits) piece.checksums.push_back(checksum_from(checksums, at));
+    for (std::size_t at = 0; at < checksums.size(); at += kDigits)
+      piece.checksums.push_back(checksum_from(checksums, at));
     tensor.pieces.push_back(std::move(piece));
   }
   return tensor;

@@ -20,14 +20,15 @@ namespace {
 using nlohmann::json;
 
 constexpr std::pair<at::ScalarType, const char*> kDtypes[] = {
-    {at::kBool, "BOOL"}, {at::kByte, "U8"},   {at::kChar, "I8"},      {at::kShort, "I16"}, {at::kInt, "I32"},
-    {at::kLong, "I64"},  {at::kHalf, "F16"},  {at::kBFloat16, "BF16"}, {at::kFloat, "F32"}, {at::kDouble, "F64"}};
+    {at::kBool, "BOOL"}, {at::kByte, "U8"},  {at::kChar, "I8"},       {at::kShort, "I16"}, {at::kInt, "I32"},
+    {at::kLong, "I64"},  {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kFloat, "F32"}, {at::kDouble, "F64"}};
 constexpr std::uint64_t kMaxHeader = std::uint64_t{1} << 30;
 
 /// An output file under a temporary name; renamed by `publish`, removed otherwise.
 class TemporaryFile {
  public:
-  explicit TemporaryFile(const std::string& path) : path_(path), temporary_(path + ".tmp." + std::to_string(::getpid())) {
+  explicit TemporaryFile(const std::string& path)
+      : path_(path), temporary_(path + ".tmp." + std::to_string(::getpid())) {
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     PGPT_CHECK(DataError, descriptor_ >= 0, "cannot create ", temporary_, ": ", std::strerror(errno));
   }
@@ -52,8 +53,8 @@ class TemporaryFile {
     const int closed = ::close(descriptor_);
     descriptor_ = -1;
     PGPT_CHECK(DataError, closed == 0, "cannot write ", path_, ": ", std::strerror(errno));
-    PGPT_CHECK(DataError, std::rename(temporary_.c_str(), path_.c_str()) == 0, "cannot rename ", temporary_, " to ", path_, ": ",
-               std::strerror(errno));
+    PGPT_CHECK(DataError, std::rename(temporary_.c_str(), path_.c_str()) == 0, "cannot rename ", temporary_, " to ",
+               path_, ": ", std::strerror(errno));
     published_ = true;
   }
 
@@ -80,14 +81,17 @@ std::optional<at::ScalarType> dtype_named(const std::string& name) {
   return std::nullopt;
 }
 
-void write_safetensors(const std::string& path, const NamedTensors& tensors, const std::map<std::string, std::string>& metadata) {
+void write_safetensors(const std::string& path, const NamedTensors& tensors,
+                       const std::map<std::string, std::string>& metadata) {
   json header = json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     PGPT_ASSERT(!header.contains(name), "two tensors named ", name);
     const auto bytes = static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
-    header[name] = {{"dtype", dtype_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
+    header[name] = {{"dtype", dtype_name(tensor.scalar_type())},
+                    {"shape", tensor.sizes().vec()},
+                    {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
   std::string text = header.dump();
@@ -141,8 +145,10 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
       entry.end = value.at("data_offsets").at(1).get<std::uint64_t>();
       std::uint64_t bytes = c10::elementSize(entry.dtype);
       for (const std::int64_t n : entry.shape) bytes *= static_cast<std::uint64_t>(n);
-      PGPT_CHECK(DataError, entry.begin <= entry.end && entry.end - entry.begin == bytes && data_offset_ + entry.end <= size, path, ": tensor ",
-                 name, " claims bytes ", entry.begin, " to ", entry.end, " for ", bytes, " bytes of data in a file of ", size, " bytes");
+      PGPT_CHECK(DataError,
+                 entry.begin <= entry.end && entry.end - entry.begin == bytes && data_offset_ + entry.end <= size, path,
+                 ": tensor ", name, " claims bytes ", entry.begin, " to ", entry.end, " for ", bytes,
+                 " bytes of data in a file of ", size, " bytes");
       entries_.emplace(name, std::move(entry));
     }
   } catch (const json::exception& e) {

@@ -34,13 +34,13 @@ class OpenShard {
                  " bytes, the manifest says ", entry.bytes, ": it was truncated or replaced", kElsewhere);
       std::uint64_t length = 0;
       read(&length, sizeof length, 0);
-      PGPT_CHECK(DataError, length <= entry.bytes - sizeof length, path_, " is damaged: its header claims ", length, " bytes of ", entry.bytes,
-                 kElsewhere);
+      PGPT_CHECK(DataError, length <= entry.bytes - sizeof length, path_, " is damaged: its header claims ", length,
+                 " bytes of ", entry.bytes, kElsewhere);
       std::string header(sizeof length + length, '\0');
       read(header.data(), header.size(), 0);
       const std::uint32_t found = crc32c(header.data(), header.size());
-      PGPT_CHECK(DataError, found == entry.header_checksum, path_, " is damaged: the checksum of its header is ", checksum_text(found),
-                 ", the manifest says ", checksum_text(entry.header_checksum), kElsewhere);
+      PGPT_CHECK(DataError, found == entry.header_checksum, path_, " is damaged: the checksum of its header is ",
+                 checksum_text(found), ", the manifest says ", checksum_text(entry.header_checksum), kElsewhere);
       contents_.emplace(path_);
     } catch (...) {
       ::close(descriptor_);
@@ -55,10 +55,12 @@ class OpenShard {
 
   /// First byte of a piece in the file, which must be what the manifest says.
   [[nodiscard]] std::uint64_t begin_of(const Piece& piece, at::ScalarType dtype) const {
-    PGPT_CHECK(DataError, contents_->contains(piece.key), path_, " holds no tensor ", piece.key, ", which the manifest places there", kElsewhere);
+    PGPT_CHECK(DataError, contents_->contains(piece.key), path_, " holds no tensor ", piece.key,
+               ", which the manifest places there", kElsewhere);
     const SafetensorsFile::Entry& entry = contents_->entries().at(piece.key);
-    PGPT_CHECK(DataError, entry.dtype == dtype && entry.shape == piece.shape, path_, ": tensor ", piece.key, " is ", dtype_name(entry.dtype), " ",
-               shape_text(entry.shape), ", the manifest says ", dtype_name(dtype), " ", shape_text(piece.shape), kElsewhere);
+    PGPT_CHECK(DataError, entry.dtype == dtype && entry.shape == piece.shape, path_, ": tensor ", piece.key, " is ",
+               dtype_name(entry.dtype), " ", shape_text(entry.shape), ", the manifest says ", dtype_name(dtype), " ",
+               shape_text(piece.shape), kElsewhere);
     return contents_->data_offset() + entry.begin;
   }
 
@@ -125,7 +127,7 @@ struct BlockTask {
   const LocalTensor* target = nullptr;  // null: only verified
   std::shared_ptr<const std::vector<Run>> runs;
   std::size_t block = 0;
-  std::uint64_t file_offset = 0;  // of the piece
+  std::uint64_t file_offset = 0;        // of the piece
   std::uint64_t begin = 0, length = 0;  // bytes inside the piece
   at::ScalarType dtype = at::kFloat;
 };
@@ -136,14 +138,16 @@ void scatter(const BlockTask& task, char* bytes) {
   const std::int64_t first = static_cast<std::int64_t>(task.begin) / element;
   const std::int64_t last = first + static_cast<std::int64_t>(task.length) / element;
   at::Tensor values = task.target->values.view({-1});
-  auto run = std::upper_bound(task.runs->begin(), task.runs->end(), first, [](std::int64_t at, const Run& r) { return at < r.source + r.count; });
+  auto run = std::upper_bound(task.runs->begin(), task.runs->end(), first,
+                              [](std::int64_t at, const Run& r) { return at < r.source + r.count; });
   for (; run != task.runs->end() && run->source < last; ++run) {
     const std::int64_t from = std::max(run->source, first);
     const std::int64_t count = std::min(run->source + run->count, last) - from;
     const std::int64_t to = run->target + from - run->source;
     char* data = bytes + (from - first) * element;
     if (values.is_cpu() && values.scalar_type() == task.dtype) {
-      std::memcpy(static_cast<char*>(values.data_ptr()) + to * element, data, static_cast<std::size_t>(count * element));
+      std::memcpy(static_cast<char*>(values.data_ptr()) + to * element, data,
+                  static_cast<std::size_t>(count * element));
     } else {
       values.narrow(0, to, count).copy_(at::from_blob(data, {count}, task.dtype));
     }
@@ -156,15 +160,16 @@ void run_tasks(const std::vector<BlockTask>& tasks, std::uint64_t block_bytes, b
     const BlockTask& task = tasks[index];
     at::Tensor& buffer = buffers[static_cast<std::size_t>(worker)];
     if (!buffer.defined()) {
-      buffer = at::empty({static_cast<std::int64_t>(block_bytes)}, at::TensorOptions().dtype(at::kByte).pinned_memory(pinned));
+      buffer = at::empty({static_cast<std::int64_t>(block_bytes)},
+                         at::TensorOptions().dtype(at::kByte).pinned_memory(pinned));
     }
     auto* bytes = static_cast<char*>(buffer.data_ptr());
     task.shard->read(bytes, task.length, task.file_offset + task.begin);
     const std::uint32_t found = crc32c(bytes, task.length);
     const std::uint32_t expected = task.piece->checksums[task.block];
-    PGPT_CHECK(DataError, found == expected, task.shard->path(), " is damaged: the checksum of tensor ", *task.tensor, ", bytes ", task.begin,
-               " to ", task.begin + task.length, " of its piece there, is ", checksum_text(found), ", the manifest says ", checksum_text(expected),
-               kElsewhere);
+    PGPT_CHECK(DataError, found == expected, task.shard->path(), " is damaged: the checksum of tensor ", *task.tensor,
+               ", bytes ", task.begin, " to ", task.begin + task.length, " of its piece there, is ",
+               checksum_text(found), ", the manifest says ", checksum_text(expected), kElsewhere);
     if (task.target != nullptr) scatter(task, bytes);
   });
 }
@@ -172,7 +177,8 @@ void run_tasks(const std::vector<BlockTask>& tasks, std::uint64_t block_bytes, b
 /// Opens each file once.
 class ShardSet {
  public:
-  ShardSet(const std::filesystem::path& directory, const Manifest& manifest) : directory_(directory), manifest_(manifest) {}
+  ShardSet(const std::filesystem::path& directory, const Manifest& manifest)
+      : directory_(directory), manifest_(manifest) {}
   const OpenShard& open(const std::string& file) {
     std::unique_ptr<OpenShard>& shard = shards_[file];
     if (!shard) shard = std::make_unique<OpenShard>(directory_ / file, manifest_.files.at(file));
@@ -185,7 +191,8 @@ class ShardSet {
   std::map<std::string, std::unique_ptr<OpenShard>> shards_;
 };
 
-void add_block(std::vector<BlockTask>& tasks, BlockTask task, std::size_t block, std::uint64_t block_bytes, std::uint64_t piece_bytes) {
+void add_block(std::vector<BlockTask>& tasks, BlockTask task, std::size_t block, std::uint64_t block_bytes,
+               std::uint64_t piece_bytes) {
   task.block = block;
   task.begin = block * block_bytes;
   task.length = std::min(block_bytes, piece_bytes - task.begin);
@@ -194,7 +201,8 @@ void add_block(std::vector<BlockTask>& tasks, BlockTask task, std::size_t block,
 
 }  // namespace
 
-Checkpoint::Checkpoint(std::filesystem::path directory) : directory_(std::move(directory)), manifest_(read_manifest(directory_)) {}
+Checkpoint::Checkpoint(std::filesystem::path directory)
+    : directory_(std::move(directory)), manifest_(read_manifest(directory_)) {}
 
 void Checkpoint::load(const std::vector<LocalTensor>& targets, bool convert, const IoOptions& options) const {
   ShardSet shards(directory_, manifest_);
@@ -205,10 +213,11 @@ void Checkpoint::load(const std::vector<LocalTensor>& targets, bool convert, con
     PGPT_CHECK(DataError, found != manifest_.tensors.end(), directory_.string(), " holds no tensor ", target.name,
                ", which this run needs with shape ", shape_text(target.shape));
     const TensorEntry& tensor = found->second;
-    PGPT_CHECK(DataError, tensor.shape == target.shape, "tensor ", target.name, " has shape ", shape_text(tensor.shape), " in ",
-               directory_.string(), ", this run needs ", shape_text(target.shape));
-    PGPT_CHECK(DataError, convert || tensor.dtype == target.values.scalar_type(), "tensor ", target.name, " has type ", dtype_name(tensor.dtype),
-               " in ", directory_.string(), ", this run needs ", dtype_name(target.values.scalar_type()),
+    PGPT_CHECK(DataError, tensor.shape == target.shape, "tensor ", target.name, " has shape ", shape_text(tensor.shape),
+               " in ", directory_.string(), ", this run needs ", shape_text(target.shape));
+    PGPT_CHECK(DataError, convert || tensor.dtype == target.values.scalar_type(), "tensor ", target.name, " has type ",
+               dtype_name(tensor.dtype), " in ", directory_.string(), ", this run needs ",
+               dtype_name(target.values.scalar_type()),
                "; train with the same precision, or take the weights alone with --no-load-optim or --finetune");
     PGPT_ASSERT(target.values.is_contiguous(), target.name);
     if (target.values.numel() == 0) continue;
@@ -228,7 +237,8 @@ void Checkpoint::load(const std::vector<LocalTensor>& targets, bool convert, con
       std::set<std::size_t> blocks;  // that any run touches
       for (const Run& run : *runs) {
         const std::uint64_t first = static_cast<std::uint64_t>(run.source) * element / manifest_.block_bytes;
-        const std::uint64_t last = (static_cast<std::uint64_t>(run.source + run.count) * element - 1) / manifest_.block_bytes;
+        const std::uint64_t last =
+            (static_cast<std::uint64_t>(run.source + run.count) * element - 1) / manifest_.block_bytes;
         for (std::uint64_t b = first; b <= last; ++b) blocks.insert(b);
       }
       task.runs = std::move(runs);
@@ -262,7 +272,8 @@ void Checkpoint::verify(const IoOptions& options) const {
       task.shard = &shards.open(piece.file);
       task.dtype = tensor.dtype;
       task.file_offset = task.shard->begin_of(piece, tensor.dtype);
-      const std::uint64_t bytes = static_cast<std::uint64_t>(num_elements(piece.shape)) * c10::elementSize(tensor.dtype);
+      const std::uint64_t bytes =
+          static_cast<std::uint64_t>(num_elements(piece.shape)) * c10::elementSize(tensor.dtype);
       for (std::size_t b = 0; b < piece.checksums.size(); ++b) add_block(tasks, task, b, manifest_.block_bytes, bytes);
     }
   }

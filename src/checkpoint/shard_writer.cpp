@@ -39,7 +39,9 @@ class ShardFile {
     PGPT_CHECK(DataError, descriptor_ >= 0, "cannot create ", path_, ": ", std::strerror(errno));
 #ifdef __linux__
     // A disk without room is noticed before anything is written; file systems that cannot reserve space are no error.
-    if (size > 0 && ::fallocate(descriptor_, 0, 0, static_cast<off_t>(size)) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) fail();
+    if (size > 0 && ::fallocate(descriptor_, 0, 0, static_cast<off_t>(size)) != 0 && errno != EOPNOTSUPP &&
+        errno != ENOSYS)
+      fail();
 #endif
   }
   ShardFile(const ShardFile&) = delete;
@@ -89,8 +91,8 @@ class ShardFile {
 
 struct Block {
   std::size_t part = 0;
-  std::size_t index = 0;     // in its part
-  std::uint64_t begin = 0;   // bytes inside the part
+  std::size_t index = 0;    // in its part
+  std::uint64_t begin = 0;  // bytes inside the part
   std::uint64_t length = 0;
 };
 
@@ -169,8 +171,8 @@ ShardSummary ShardSummary::from_text(const std::string& text) {
   }
 }
 
-ShardSummary write_shard(const std::filesystem::path& folder, const std::string& file, const std::vector<LocalTensor>& parts,
-                         const IoOptions& options) {
+ShardSummary write_shard(const std::filesystem::path& folder, const std::string& file,
+                         const std::vector<LocalTensor>& parts, const IoOptions& options) {
   PGPT_ASSERT(options.block_bytes > 0 && options.block_bytes % 16 == 0, "block of ", options.block_bytes, " bytes");
   ShardSummary summary;
   if (parts.empty()) return summary;
@@ -190,8 +192,9 @@ ShardSummary write_shard(const std::filesystem::path& folder, const std::string&
     piece.offset = part.offset;
     piece.shape = part.values.sizes().vec();
     const std::uint64_t bytes = bytes_of(part);
-    header[piece.key] = {
-        {"dtype", dtype_name(part.values.scalar_type())}, {"shape", piece.shape}, {"data_offsets", {offset, offset + bytes}}};
+    header[piece.key] = {{"dtype", dtype_name(part.values.scalar_type())},
+                         {"shape", piece.shape},
+                         {"data_offsets", {offset, offset + bytes}}};
     const std::size_t count = (bytes + options.block_bytes - 1) / options.block_bytes;
     piece.checksums.resize(count);
     for (std::size_t b = 0; b < count; ++b) {
@@ -213,15 +216,18 @@ ShardSummary write_shard(const std::filesystem::path& folder, const std::string&
   out.write(prefix.data(), prefix.size(), 0);
   std::vector<at::Tensor> staging(static_cast<std::size_t>(std::max(options.threads, 1)));
   parallel_tasks(blocks.size(), options.threads, [&](int worker, std::size_t task) {
-    PGPT_CHECK(DataError, options.cancel == nullptr || !*options.cancel, "the save into ", folder.string(), " was cancelled");
+    PGPT_CHECK(DataError, options.cancel == nullptr || !*options.cancel, "the save into ", folder.string(),
+               " was cancelled");
     const Block& block = blocks[task];
     const at::Tensor flat = parts[block.part].values.view({-1});
     const auto element = static_cast<std::uint64_t>(flat.element_size());
-    at::Tensor source = flat.narrow(0, static_cast<std::int64_t>(block.begin / element), static_cast<std::int64_t>(block.length / element));
+    at::Tensor source = flat.narrow(0, static_cast<std::int64_t>(block.begin / element),
+                                    static_cast<std::int64_t>(block.length / element));
     if (source.is_cuda()) {
       at::Tensor& own = staging[static_cast<std::size_t>(worker)];
       if (!own.defined()) {
-        own = at::empty({static_cast<std::int64_t>(options.block_bytes)}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+        own = at::empty({static_cast<std::int64_t>(options.block_bytes)},
+                        at::TensorOptions().dtype(at::kByte).pinned_memory(true));
       }
       const at::Tensor host = own.narrow(0, 0, static_cast<std::int64_t>(block.length)).view(source.scalar_type());
       host.copy_(source);
@@ -239,9 +245,10 @@ void merge(Manifest& manifest, const ShardSummary& summary) {
   PGPT_CHECK(DataError, manifest.files.emplace(summary.file, summary.entry).second, "two ranks wrote ", summary.file);
   for (const auto& [name, tensor] : summary.tensors) {
     const auto [known, added] = manifest.tensors.emplace(name, TensorEntry{tensor.dtype, tensor.shape, {}});
-    PGPT_CHECK(DataError, added || (known->second.dtype == tensor.dtype && known->second.shape == tensor.shape), "ranks disagree about tensor ",
-               name, ": ", dtype_name(known->second.dtype), " ", shape_text(known->second.shape), " and ", dtype_name(tensor.dtype), " ",
-               shape_text(tensor.shape), " in ", summary.file);
+    PGPT_CHECK(DataError, added || (known->second.dtype == tensor.dtype && known->second.shape == tensor.shape),
+               "ranks disagree about tensor ", name, ": ", dtype_name(known->second.dtype), " ",
+               shape_text(known->second.shape), " and ", dtype_name(tensor.dtype), " ", shape_text(tensor.shape),
+               " in ", summary.file);
     known->second.pieces.insert(known->second.pieces.end(), tensor.pieces.begin(), tensor.pieces.end());
   }
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -344,6 +345,8 @@ void silence_flight_recorder() {
 
 std::unique_ptr<World> World::connect(const LaunchEnvironment& env, const WorldOptions& options) {
   silence_flight_recorder();
+  // A peer that is gone must be an error with a name, not a signal that ends this process without a word.
+  std::signal(SIGPIPE, SIG_IGN);
   return std::make_unique<ProcessWorld>(env, options);
 }
 

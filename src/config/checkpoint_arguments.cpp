@@ -42,8 +42,8 @@ constexpr const char* kTokenizer[] = {"tokenizer_model", "tiktoken_pattern"};
 
 Value parse_printed(const Option& option, const std::string& text) {
   if (option.type != OptionType::kSwitch) return convert_value(option, option.names.front(), {text});
-  PGPT_CHECK(DataError, text == "True" || text == "False", "--use-checkpoint-args: the checkpoint has ", option.destination, " '", text,
-             "', which is neither True nor False");
+  PGPT_CHECK(DataError, text == "True" || text == "False", "--use-checkpoint-args: the checkpoint has ",
+             option.destination, " '", text, "', which is neither True nor False");
   return text == "True";
 }
 

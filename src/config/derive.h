@@ -53,8 +53,8 @@ void derive_tokenizer(Derivation& d);  // 34, last part
 /// Virtual stages of --pipeline-model-parallel-layout as letter strings, e.g. {"Ett", "ttL"}. Throws ConfigError.
 [[nodiscard]] std::vector<std::string> expand_pipeline_layout(const std::string& layout);
 
-/// --use-checkpoint-args: puts the checkpoint's model options into `values`, with one notice each. Throws ConfigError or
-/// DataError.
+/// --use-checkpoint-args: puts the checkpoint's model options into `values`, with one notice each. Throws ConfigError
+/// or DataError.
 void take_checkpoint_arguments(Values& values, const ParseContext& context, std::vector<std::string>& notices);
 
 /// All of them in order; fills `config`, the argument dump included.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "memory.h"
 #include "pgpt/base/error.h"
 #include "pgpt/config/flops.h"
 #include "pgpt/mesh/mesh.h"
@@ -17,13 +18,6 @@ namespace {
 struct Cuts {
   std::int64_t tensor = 1, gtp = 1, expert = 1, expert_tensor = 1, expert_gtp = 1;
 };
-
-/// Rows of one GTP shard: the tensor parallel rows, padded so that each shard is a multiple of 16 rows.
-std::int64_t shard_rows(std::int64_t rows, std::int64_t gtp) {
-  if (gtp == 1) return rows;
-  const std::int64_t unit = 16 * gtp;
-  return (rows + unit - 1) / unit * unit / gtp;
-}
 
 class ParameterCounter {
  public:
@@ -106,35 +100,6 @@ std::vector<std::int64_t> count_stages(const Config& config, const Cuts& cuts, s
   return ranks;
 }
 
-double activation_bytes(const Config& config, std::size_t rank, std::int64_t layers) {
-  const ModelConfig& m = config.model;
-  const ParallelConfig& p = config.parallel;
-  const TrainingConfig& t = config.training;
-  const double sb =
-      static_cast<double>(m.seq_length) / static_cast<double>(p.context) * static_cast<double>(t.micro_batch_size);
-  const double sbh = sb * static_cast<double>(m.hidden_size);
-  const auto pipeline = static_cast<double>(p.pipeline);
-  const double per_layer = sbh * (10.0 + 24.0 / static_cast<double>(p.tensor));
-  double bytes = static_cast<double>(layers) * pipeline * per_layer;
-  if (t.recompute == RecomputeGranularity::kFull) {
-    // Two bytes for each layer's input, and one layer at work.
-    bytes = static_cast<double>(layers) * pipeline * 2.0 * sbh + per_layer;
-  }
-  if (rank == 0) bytes += (8.0 * sb + sbh) * pipeline;
-  const double microbatches = std::max(1.0, std::floor(static_cast<double>(t.global_batch_size) /
-                                                       static_cast<double>(t.micro_batch_size * p.data_ranks())));
-  if (p.virtual_pipeline > 0) {
-    bytes *= 1.0 + (pipeline - 1.0) / (pipeline * static_cast<double>(p.virtual_pipeline));
-  } else if (p.pipeline > 1) {
-    bytes *= std::min(1.0, microbatches / pipeline);
-  }
-  if (p.pipeline == 1) {
-    bytes += 2.0 * (sb * static_cast<double>(m.padded_vocab_size) / static_cast<double>(p.tensor) + sbh);
-  }
-  const double element = t.params_dtype == Dtype::kFloat32 ? 2.0 : 1.0;  // the formula counts 16-bit activations
-  return 1.05 * bytes * element;
-}
-
 double step_flops(const Config& config) {
   ModelConfig model = config.model;
   const MoeConfig& e = config.experts;
@@ -161,6 +126,12 @@ std::string format_bytes(double bytes) {
 }
 
 }  // namespace
+
+const MemoryMoment& RankEstimate::fullest_moment() const {
+  PGPT_ASSERT(!moments.empty(), "an estimate without moments");
+  return *std::max_element(moments.begin(), moments.end(),
+                           [](const MemoryMoment& a, const MemoryMoment& b) { return a.total() < b.total(); });
+}
 
 Estimate estimate(const Config& config) {
   const ModelConfig& m = config.model;
@@ -189,7 +160,9 @@ Estimate estimate(const Config& config) {
     std::int64_t layers = 0;
     for (std::size_t stage = rank; stage < p.stage_layers.size(); stage += counts.size())
       layers += p.stage_layers[stage];
-    r.activation_bytes = activation_bytes(config, rank, layers);
+    const StagePlace place{layers, static_cast<std::int64_t>(rank), rank == 0, rank + 1 == counts.size()};
+    r.buffer_bytes = buffer_bytes(config, place);
+    r.moments = memory_moments(config, place);
     result.stages.push_back(r);
   }
   return result;
@@ -220,8 +193,9 @@ std::string describe_dry_run(const Config& config) {
         << format_bytes(static_cast<double>(r.master_bytes)) << ", optimizer moments "
         << format_bytes(static_cast<double>(r.moment_bytes)) << "\n";
     out << "  weights, gradients and optimizer " << format_bytes(static_cast<double>(r.state_bytes())) << " ("
-        << r.state_bytes() << " bytes), activations about " << format_bytes(r.activation_bytes) << ", total about "
-        << format_bytes(static_cast<double>(r.state_bytes()) + r.activation_bytes) << "\n";
+        << r.state_bytes() << " bytes), buffers " << format_bytes(r.buffer_bytes) << ", activations "
+        << format_bytes(r.fullest_moment().activations) << ", peak " << format_bytes(r.peak_bytes()) << " in the "
+        << r.fullest_moment().name << "\n";
   }
   out << "floating-point operations per step: " << static_cast<std::int64_t>(std::llround(e.step_flops)) << "\n";
   return out.str();

@@ -31,7 +31,6 @@ void check_runnable(const Config& config) {
   PGPT_CHECK(ConfigError, !data.inter_document_masking, "--dataloader-inter-document-masking", kLater,
              "Use --reset-attention-mask");
   const CheckpointConfig& c = config.checkpoint;
-  PGPT_CHECK(ConfigError, c.load_hf.empty(), "--load-hf ", c.load_hf, kLater, "Train from scratch or use --load");
   PGPT_CHECK(ConfigError, !c.use_checkpoint_parallel_args, "--use-mp-args-from-checkpoint-args", kLater,
              "Give the parallel sizes; checkpoints load into any");
   PGPT_CHECK(ConfigError, !config.training.cuda_graph, "--cuda-graph-impl full_iteration", kLater, "Remove it");

@@ -25,16 +25,18 @@ void together(comm::Communicator& all, at::Device device, const std::function<vo
   // Lowest failing rank and its exit code in one number, so that every rank ends alike.
   constexpr std::int64_t kCodes = 16;
   const std::int64_t none = all.size() * kCodes;
-  at::Tensor first =
-      at::full({1}, failure ? all.rank() * kCodes + static_cast<std::int64_t>(code) : none, at::TensorOptions(device).dtype(at::kLong));
+  at::Tensor first = at::full({1}, failure ? all.rank() * kCodes + static_cast<std::int64_t>(code) : none,
+                              at::TensorOptions(device).dtype(at::kLong));
   all.all_reduce(first, comm::ReduceOp::kMin).wait();
   const auto found = first.item<std::int64_t>();
   if (found == none) return;
   const std::int64_t rank = found / kCodes;
-  throw AgreedError(static_cast<ExitCode>(found % kCodes), failure.value_or(concat("rank ", rank, " failed")), rank == all.rank());
+  throw AgreedError(static_cast<ExitCode>(found % kCodes), failure.value_or(concat("rank ", rank, " failed")),
+                    rank == all.rank());
 }
 
-std::vector<std::int64_t> agree_max(comm::Communicator& all, at::Device device, const std::vector<std::int64_t>& values) {
+std::vector<std::int64_t> agree_max(comm::Communicator& all, at::Device device,
+                                    const std::vector<std::int64_t>& values) {
   const auto count = static_cast<std::int64_t>(values.size());
   at::Tensor tensor = at::empty({count}, at::kLong);
   std::copy(values.begin(), values.end(), tensor.data_ptr<std::int64_t>());
@@ -46,7 +48,8 @@ std::vector<std::int64_t> agree_max(comm::Communicator& all, at::Device device, 
 }
 
 std::vector<std::string> gather_texts(comm::Communicator& all, at::Device device, const std::string& text) {
-  const std::int64_t width = agree_max(all, device, {static_cast<std::int64_t>(text.size())})[0] + static_cast<std::int64_t>(sizeof(std::int64_t));
+  const std::int64_t width = agree_max(all, device, {static_cast<std::int64_t>(text.size())})[0] +
+                             static_cast<std::int64_t>(sizeof(std::int64_t));
   at::Tensor mine = at::zeros({width}, at::kByte);
   const auto length = static_cast<std::int64_t>(text.size());
   std::memcpy(mine.data_ptr(), &length, sizeof length);

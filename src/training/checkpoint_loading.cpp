@@ -49,8 +49,8 @@ constexpr const char* kArchitecture[] = {"num_layers",
                                          "padded_vocab_size"};
 
 const std::string* find_argument(const config::Config& config, const std::string& name) {
-  const auto found =
-      std::find_if(config.arguments.begin(), config.arguments.end(), [&](const auto& argument) { return argument.first == name; });
+  const auto found = std::find_if(config.arguments.begin(), config.arguments.end(),
+                                  [&](const auto& argument) { return argument.first == name; });
   return found == config.arguments.end() ? nullptr : &found->second;
 }
 
@@ -63,7 +63,8 @@ const char* optimizer_name(config::OptimizerKind kind) { return kind == config::
 
 }  // namespace
 
-std::optional<std::map<std::string, std::string>> stored_arguments(const std::string& load, std::optional<std::int64_t> step) {
+std::optional<std::map<std::string, std::string>> stored_arguments(const std::string& load,
+                                                                   std::optional<std::int64_t> step) {
   std::optional<checkpoint::Tracker> tracker;
   if (step) {
     tracker = checkpoint::Tracker{*step, false};
@@ -77,7 +78,8 @@ std::optional<std::map<std::string, std::string>> stored_arguments(const std::st
 std::optional<Checkpointer::Source> Checkpointer::choose_source() const {
   const config::CheckpointConfig& c = config_.checkpoint;
   const auto source = [](const std::string& root, const checkpoint::Tracker& tracker, bool pretrained) {
-    return Source{root, checkpoint::checkpoint_path(root, tracker).string(), tracker.iteration, tracker.release, pretrained};
+    return Source{root, checkpoint::checkpoint_path(root, tracker).string(), tracker.iteration, tracker.release,
+                  pretrained};
   };
   std::optional<Source> persistent;
   std::string looked_for = "because load directory is not defined";
@@ -87,19 +89,22 @@ std::optional<Checkpointer::Source> Checkpointer::choose_source() const {
     if (const auto tracker = checkpoint::read_tracker(c.load)) persistent = source(c.load, *tracker, false);
   }
   if (c.non_persistent && !c.load.empty()) {
-    const std::string root = c.non_persistent_dir.empty() ? (fs::path(c.load) / "non_persistent").string() : c.non_persistent_dir;
+    const std::string root =
+        c.non_persistent_dir.empty() ? (fs::path(c.load) / "non_persistent").string() : c.non_persistent_dir;
     const auto tracker = checkpoint::read_tracker(root);
-    if (tracker && (!persistent || (!persistent->release && tracker->iteration >= persistent->iteration))) return source(root, *tracker, false);
+    if (tracker && (!persistent || (!persistent->release && tracker->iteration >= persistent->iteration)))
+      return source(root, *tracker, false);
   }
   if (persistent) return persistent;
   if (!c.pretrained.empty()) {
     const auto tracker = checkpoint::read_tracker(c.pretrained);
-    PGPT_CHECK(DataError, tracker, "--pretrained-checkpoint ", c.pretrained, " holds no checkpoint: ", checkpoint::tracker_path(c.pretrained).string(),
-               " does not exist");
+    PGPT_CHECK(DataError, tracker, "--pretrained-checkpoint ", c.pretrained,
+               " holds no checkpoint: ", checkpoint::tracker_path(c.pretrained).string(), " does not exist");
     return source(c.pretrained, *tracker, true);
   }
   if (c.load.empty()) return std::nullopt;
-  PGPT_CHECK(MissingCheckpointError, !c.exit_on_missing, "--exit-on-missing-checkpoint: there is nothing to load, ", looked_for, " does not exist");
+  PGPT_CHECK(MissingCheckpointError, !c.exit_on_missing, "--exit-on-missing-checkpoint: there is nothing to load, ",
+             looked_for, " does not exist");
   print_(concat("WARNING: could not find the metadata file ", looked_for));
   print_("    will not load any checkpoints and will start from random");
   return std::nullopt;
@@ -115,18 +120,20 @@ std::optional<Checkpointer::Source> Checkpointer::find_source() {
   if (found) message = {found->root, found->directory, found->iteration, found->release, found->pretrained};
   message = nlohmann::json::parse(gather_texts(all_, device_, world_.rank() == 0 ? message.dump() : "")[0]);
   if (message.is_null()) return std::nullopt;
-  return Source{message[0].get<std::string>(), message[1].get<std::string>(), message[2].get<std::int64_t>(), message[3].get<bool>(),
-                message[4].get<bool>()};
+  return Source{message[0].get<std::string>(), message[1].get<std::string>(), message[2].get<std::int64_t>(),
+                message[3].get<bool>(), message[4].get<bool>()};
 }
 
-void Checkpointer::check_arguments(const checkpoint::Manifest& manifest, const std::string& directory, bool finetune) const {
+void Checkpointer::check_arguments(const checkpoint::Manifest& manifest, const std::string& directory,
+                                   bool finetune) const {
   for (const char* name : kArchitecture) {
     const auto stored = manifest.arguments.find(name);
     const std::string* mine = find_argument(config_, name);
     if (stored == manifest.arguments.end() || mine == nullptr || stored->second == *mine) continue;
     // Finetuning may change what shapes do not show (rotary base, for example); shapes are checked tensor by tensor.
     if (finetune) continue;
-    throw ConfigError(concat(option_of(name), ": this run has ", *mine, ", the checkpoint ", directory, " has ", stored->second,
+    throw ConfigError(concat(option_of(name), ": this run has ", *mine, ", the checkpoint ", directory, " has ",
+                             stored->second,
                              "; give the same value, or --use-checkpoint-args to take the checkpoint's"));
   }
 }
@@ -149,7 +156,8 @@ void Checkpointer::load_tensors(const checkpoint::Checkpoint& checkpoint, bool w
   const bool same_padding = saved.gtp_padding && keeps_padding() && saved.gtp == p.gtp && saved.tensor == p.tensor;
   std::vector<LocalTensor> targets;
   for (LocalTensor& tensor : tensors(true, true)) {
-    const bool padding = tensor.name.size() > 12 && tensor.name.compare(tensor.name.size() - 12, 12, ".gtp_padding") == 0;
+    const bool padding =
+        tensor.name.size() > 12 && tensor.name.compare(tensor.name.size() - 12, 12, ".gtp_padding") == 0;
     const bool optimizer = tensor.name.rfind("optimizer.state.", 0) == 0;
     const bool master = tensor.name.rfind("optimizer.state.fp32_param.", 0) == 0;
     if (optimizer && !with_optimizer && !(master && c.load_main_params)) continue;
@@ -173,11 +181,12 @@ void Checkpointer::load_tensors(const checkpoint::Checkpoint& checkpoint, bool w
 }
 
 void Checkpointer::restore_optimizer(const checkpoint::RunState& state, const std::string& directory) {
-  PGPT_CHECK(DataError, !state.optimizer.empty(), "the checkpoint ", directory, " holds no optimizer state (it was saved with --no-save-optim); load "
+  PGPT_CHECK(DataError, !state.optimizer.empty(), "the checkpoint ", directory,
+             " holds no optimizer state (it was saved with --no-save-optim); load "
              "it with --no-load-optim or --finetune");
   const std::string mine = optimizer_name(config_.optimizer.kind);
-  PGPT_CHECK(ConfigError, state.optimizer == mine, "--optimizer: this run has ", mine, ", the checkpoint ", directory, " has ", state.optimizer,
-             "; give the same, or take the weights alone with --no-load-optim or --finetune");
+  PGPT_CHECK(ConfigError, state.optimizer == mine, "--optimizer: this run has ", mine, ", the checkpoint ", directory,
+             " has ", state.optimizer, "; give the same, or take the weights alone with --no-load-optim or --finetune");
   state_.scheduler.load(state.scheduler);
   state_.optimizer.set_step_count(state.optimizer_steps);
   if (state.scaler && state_.optimizer.loss_scaler().enabled()) {
@@ -189,12 +198,14 @@ void Checkpointer::restore_random(const checkpoint::Manifest& manifest) {
   const checkpoint::Layout& saved = manifest.layout;
   const config::ParallelConfig& p = config_.parallel;
   if (saved.tensor != p.tensor || saved.pipeline != p.pipeline) {
-    print_first(concat("(TP, PP) mismatch after resume ((", p.tensor, ", ", p.pipeline, ") vs (", saved.tensor, ", ", saved.pipeline,
-                       ") from checkpoint): RNG state will be ignored"));
+    print_first(concat("(TP, PP) mismatch after resume ((", p.tensor, ", ", p.pipeline, ") vs (", saved.tensor, ", ",
+                       saved.pipeline, ") from checkpoint): RNG state will be ignored"));
     return;
   }
   if (!manifest.state.random) {
-    print_first("WARNING: the checkpoint holds no random states (it was saved with --no-save-rng); dropout starts anew from --seed");
+    print_first(
+        "WARNING: the checkpoint holds no random states (it was saved with --no-save-rng); dropout starts anew from "
+        "--seed");
     return;
   }
   const checkpoint::RandomState& random = *manifest.state.random;
@@ -230,8 +241,9 @@ std::optional<RunPosition> Checkpointer::load() {
     const checkpoint::Checkpoint checkpoint(source->directory);
     const checkpoint::Manifest& manifest = checkpoint.manifest();
     const checkpoint::RunState& state = manifest.state;
-    PGPT_CHECK(DataError, source->release || state.iteration == source->iteration, source->directory, " says that it is of iteration ",
-               state.iteration, ", its name says ", source->iteration, "; it was renamed");
+    PGPT_CHECK(DataError, source->release || state.iteration == source->iteration, source->directory,
+               " says that it is of iteration ", state.iteration, ", its name says ", source->iteration,
+               "; it was renamed");
     check_arguments(manifest, source->directory, finetune);
     if (with_optimizer) check_precision(manifest, source->directory);
     if (with_optimizer) restore_optimizer(state, source->directory);
@@ -239,14 +251,14 @@ std::optional<RunPosition> Checkpointer::load() {
     if (!with_optimizer && !c.load_main_params) state_.optimizer.reset_masters();
     if (!weights_only && c.load_rng) restore_random(manifest);
     if (!finetune) {
-      position = {source->release ? 0 : state.iteration, state.consumed_samples, state.skipped_samples, state.consumed_valid_samples,
-                  state.floating_point_operations};
+      position = {source->release ? 0 : state.iteration, state.consumed_samples, state.skipped_samples,
+                  state.consumed_valid_samples, state.floating_point_operations};
     }
     const checkpoint::Layout& saved = manifest.layout;
     const config::ParallelConfig& p = config_.parallel;
     if (saved.gtp != p.gtp || saved.replicate_data != p.replicate_data) {
-      print_first(concat("> the checkpoint was saved with GTP ", saved.gtp, " and data parallel size ", saved.replicate_data,
-                         "; it is loaded into GTP ", p.gtp, " and ", p.replicate_data));
+      print_first(concat("> the checkpoint was saved with GTP ", saved.gtp, " and data parallel size ",
+                         saved.replicate_data, "; it is loaded into GTP ", p.gtp, " and ", p.replicate_data));
     }
   });
   if (c.override_iteration && !finetune) {
@@ -255,8 +267,8 @@ std::optional<RunPosition> Checkpointer::load() {
     position.skipped_samples = 0;
   }
   print_first(" checkpoint version 3.0");
-  print_first(concat("  successfully loaded checkpoint from ", source->root, " ", coordinates_text(config_.parallel), " at iteration ",
-                     position.iteration));
+  print_first(concat("  successfully loaded checkpoint from ", source->root, " ", coordinates_text(config_.parallel),
+                     " at iteration ", position.iteration));
   return position;
 }
 

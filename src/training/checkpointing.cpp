@@ -36,7 +36,8 @@ std::string coordinates_text(const config::ParallelConfig& parallel) {
   return concat("[ t 1/", parallel.tensor, ", gtp_remat 1/", parallel.gtp, ", p 1/", parallel.pipeline, " ]");
 }
 
-Checkpointer::Checkpointer(const config::Config& config, comm::World& world, Groups& groups, at::Device device, TrainedState state, LineSink print)
+Checkpointer::Checkpointer(const config::Config& config, comm::World& world, Groups& groups, at::Device device,
+                           TrainedState state, LineSink print)
     : config_(config),
       world_(world),
       all_(*groups.data),
@@ -84,7 +85,9 @@ checkpoint::IoOptions Checkpointer::io_options() const {
   return options;
 }
 
-bool Checkpointer::keeps_padding() const { return config_.model.weight_init == config::WeightInit::kMegatron && config_.parallel.gtp > 1; }
+bool Checkpointer::keeps_padding() const {
+  return config_.model.weight_init == config::WeightInit::kMegatron && config_.parallel.gtp > 1;
+}
 
 std::vector<LocalTensor> Checkpointer::tensors(bool optimizer, bool padding) const {
   std::vector<LocalTensor> result;
@@ -92,7 +95,8 @@ std::vector<LocalTensor> Checkpointer::tensors(bool optimizer, bool padding) con
     for (const parameter::Parameter& parameter : state_.store.parameters()) {
       const parameter::ShardLayout& layout = parameter.layout;
       PGPT_ASSERT(layout.cuts.size() <= 1, parameter.spec.name, ": checkpoints know only GTP cuts");
-      const at::Tensor local = flat.narrow(0, parameter.offset, parameter.num_elements()).view(parameter.weight.sizes());
+      const at::Tensor local =
+          flat.narrow(0, parameter.offset, parameter.num_elements()).view(parameter.weight.sizes());
       const parameter::ShardLayout::Range rows = layout.local_range(0);
       LocalTensor tensor;
       tensor.name = prefix + parameter.spec.name;
@@ -109,7 +113,8 @@ std::vector<LocalTensor> Checkpointer::tensors(bool optimizer, bool padding) con
         LocalTensor rest = tensor;
         rest.name += ".gtp_padding";
         rest.shape[0] = layout.cuts[0].padding;
-        rest.offset[0] = padded > 0 ? layout.cuts[0].index * local.size(0) + tensor.values.size(0) - layout.logical_shape[0] : 0;
+        rest.offset[0] =
+            padded > 0 ? layout.cuts[0].index * local.size(0) + tensor.values.size(0) - layout.logical_shape[0] : 0;
         rest.values = local.narrow(0, tensor.values.size(0), padded);
         result.push_back(std::move(rest));
       }
@@ -142,7 +147,9 @@ checkpoint::Manifest Checkpointer::describe(const RunPosition& position) const {
     state.optimizer_steps = state_.optimizer.step_count();
     state.scheduler = state_.scheduler.state();
     const optim::LossScaler& scaler = state_.optimizer.loss_scaler();
-    if (scaler.enabled()) state.scaler = checkpoint::ScalerState{scaler.state().scale, scaler.state().good_steps, scaler.state().hysteresis};
+    if (scaler.enabled())
+      state.scaler =
+          checkpoint::ScalerState{scaler.state().scale, scaler.state().good_steps, scaler.state().hysteresis};
   }
   if (config_.checkpoint.save_rng) {
     const model::DropoutCursor& dropout = state_.dropout;
@@ -197,7 +204,8 @@ void Checkpointer::start_save(const RunPosition& position, Kind kind) {
     save.partial = save.root / ("." + checkpoint::iteration_name(position.iteration) + ".partial");
     if (world_.rank() != 0) return;
     if (fs::exists(save.root / checkpoint::iteration_name(position.iteration))) {
-      print_first(concat("WARNING: overwriting the checkpoint of iteration ", position.iteration, " in ", save.root.string()));
+      print_first(
+          concat("WARNING: overwriting the checkpoint of iteration ", position.iteration, " in ", save.root.string()));
     }
     PGPT_ASSERT(checkpoint::begin_save(save.root, position.iteration) == save.partial);
     if (progress_ && asynchronous && kind == Kind::kPersistent) {
@@ -206,7 +214,8 @@ void Checkpointer::start_save(const RunPosition& position, Kind kind) {
     }
   });
   synchronize(device_);
-  save.parts = checkpoint::writers_part(tensors(config_.checkpoint.save_optimizer, keeps_padding()), config_.checkpoint.fully_parallel_save);
+  save.parts = checkpoint::writers_part(tensors(config_.checkpoint.save_optimizer, keeps_padding()),
+                                        config_.checkpoint.fully_parallel_save);
   if (!asynchronous) {
     run_together([&] { save.summary = checkpoint::write_shard(save.partial, shard_name(), save.parts, io_options()); });
     publish();
@@ -273,17 +282,21 @@ void Checkpointer::publish() {
   const std::vector<std::string> summaries = gather_texts(all_, device_, save.summary.to_text());
   run_together([&] {
     if (world_.rank() != 0) return;
-    for (const std::string& summary : summaries) checkpoint::merge(save.manifest, checkpoint::ShardSummary::from_text(summary));
+    for (const std::string& summary : summaries)
+      checkpoint::merge(save.manifest, checkpoint::ShardSummary::from_text(summary));
     checkpoint::check_coverage(save.manifest, save.partial.string());
-    checkpoint::write_text_atomically((save.partial / checkpoint::kManifestName).string(), checkpoint::manifest_text(save.manifest));
+    checkpoint::write_text_atomically((save.partial / checkpoint::kManifestName).string(),
+                                      checkpoint::manifest_text(save.manifest));
     const std::optional<checkpoint::Tracker> previous = checkpoint::read_tracker(save.root);
     checkpoint::publish(save.root, save.partial, state.iteration);
     checkpoint::write_tracker(save.root, state.iteration);
     print_(text("  [%s] successfully saved checkpoint from iteration %7lld to %s %s", timestamp().c_str(),
-                static_cast<long long>(state.iteration), save.root.c_str(), coordinates_text(config_.parallel).c_str()));
+                static_cast<long long>(state.iteration), save.root.c_str(),
+                coordinates_text(config_.parallel).c_str()));
     if (progress_ && save.kind == Kind::kPersistent) {
       progress_->saved(state.iteration, state.floating_point_operations,
-                       static_cast<double>(state.consumed_samples * config_.model.seq_length), config_.checkpoint.async_save);
+                       static_cast<double>(state.consumed_samples * config_.model.seq_length),
+                       config_.checkpoint.async_save);
     }
     try {
       remove_outdated(previous ? previous->iteration : 0);
@@ -299,7 +312,8 @@ void Checkpointer::remove_outdated(std::int64_t previous) {
   const std::int64_t iteration = save.manifest.state.iteration;
   const auto remove = [&](const fs::path& directory) {
     std::error_code error;
-    if (fs::is_directory(directory, error) && !fs::is_symlink(directory, error)) checkpoint::remove_checkpoint(directory);
+    if (fs::is_directory(directory, error) && !fs::is_symlink(directory, error))
+      checkpoint::remove_checkpoint(directory);
   };
   if (save.kind == Kind::kNonPersistent) {
     std::vector<fs::path> older;
@@ -315,7 +329,8 @@ void Checkpointer::remove_outdated(std::int64_t previous) {
   const fs::path directory = save.root / checkpoint::iteration_name(previous);
   if (fs::is_symlink(directory) || !fs::is_directory(directory)) return;
   checkpoint::remove_checkpoint(directory);
-  print_(text("  successfully deleted checkpoint from iteration %7lld at %s", static_cast<long long>(previous), save.root.c_str()));
+  print_(text("  successfully deleted checkpoint from iteration %7lld at %s", static_cast<long long>(previous),
+              save.root.c_str()));
   if (progress_) progress_->deleted(previous);
 }
 

@@ -24,8 +24,8 @@ void note_save(int) { save_noted = true; }
 
 int number_of(const std::string& name) {
   static constexpr std::pair<const char*, int> kNames[] = {
-      {"SIGTERM", SIGTERM}, {"SIGINT", SIGINT},   {"SIGHUP", SIGHUP},   {"SIGQUIT", SIGQUIT}, {"SIGUSR1", SIGUSR1},
-      {"SIGUSR2", SIGUSR2}, {"SIGALRM", SIGALRM}, {"SIGCONT", SIGCONT}, {"SIGTSTP", SIGTSTP}, {"SIGURG", SIGURG},
+      {"SIGTERM", SIGTERM},     {"SIGINT", SIGINT},   {"SIGHUP", SIGHUP},    {"SIGQUIT", SIGQUIT}, {"SIGUSR1", SIGUSR1},
+      {"SIGUSR2", SIGUSR2},     {"SIGALRM", SIGALRM}, {"SIGCONT", SIGCONT},  {"SIGTSTP", SIGTSTP}, {"SIGURG", SIGURG},
       {"SIGVTALRM", SIGVTALRM}, {"SIGXCPU", SIGXCPU}, {"SIGWINCH", SIGWINCH}};
   for (const auto& [known, number] : kNames) {
     if (name == known) return number;

@@ -30,23 +30,30 @@ bool built_with_cuda() {
 
 comm::WorldOptions world_options(const config::Config& config, at::Device device) {
   comm::WorldOptions options;
-  options.backend = config.parallel.backend == config::Backend::kNccl ? comm::BackendKind::kNccl : comm::BackendKind::kGloo;
+  options.backend =
+      config.parallel.backend == config::Backend::kNccl ? comm::BackendKind::kNccl : comm::BackendKind::kGloo;
   options.tensors_on_gpu = device.is_cuda();
   options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.parallel.timeout_minutes * 60'000.0));
   options.rendezvous_timeout = std::min<std::chrono::milliseconds>(options.timeout, options.rendezvous_timeout);
   return options;
 }
 
-void print_start(const config::Config& config, const comm::LaunchEnvironment& environment, at::Device device, int threads) {
-  for (const std::string& line : version_lines(TORCH_VERSION, "none (pretrain_gpt " + config::version() + ")", "none")) log::line(line);
+void print_start(const config::Config& config, const comm::LaunchEnvironment& environment, at::Device device,
+                 int threads) {
+  for (const std::string& line : version_lines(TORCH_VERSION, "none (pretrain_gpt " + config::version() + ")", "none"))
+    log::line(line);
   for (const std::string& notice : config.notices) log::line(notice);
   log::line(config::format_arguments(config));
-  log::line(concat("> launched by ", environment.launcher, ": ", environment.world_size, " rank(s) on ", device.is_cuda() ? "CUDA" : "CPU",
-                   ", backend ", config.parallel.backend == config::Backend::kNccl ? "nccl" : "gloo", ", ", threads, " CPU thread(s) a rank"));
+  log::line(concat("> launched by ", environment.launcher, ": ", environment.world_size, " rank(s) on ",
+                   device.is_cuda() ? "CUDA" : "CPU", ", backend ",
+                   config.parallel.backend == config::Backend::kNccl ? "nccl" : "gloo", ", ", threads,
+                   " CPU thread(s) a rank"));
 }
 
-/// Trains as one member of the job. Throws what went wrong; `world` outlives the call so that the caller can tell the others.
-void run(const config::Config& config, const comm::LaunchEnvironment& environment, std::unique_ptr<comm::World>& world) {
+/// Trains as one member of the job. Throws what went wrong; `world` outlives the call so that the caller can tell the
+/// others.
+void run(const config::Config& config, const comm::LaunchEnvironment& environment,
+         std::unique_ptr<comm::World>& world) {
   const auto started = std::chrono::steady_clock::now();
   const int threads = configure_threads(environment);
   configure_numerics(config);

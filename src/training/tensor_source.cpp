@@ -85,6 +85,7 @@ void TensorSource::open_evidence() {
   std::sort(folders.begin(), folders.end());
   PGPT_CHECK(DataError, !folders.empty(), path_,
              " holds no evidence (no folder named iter_NNNNNNN); write some with --evidence-dir");
+  if (folders.back().first == 0) description_ = "initial weights";
   for (const auto& [iteration, folder] : folders) {
     int world = 1;
     for (int rank = 0; rank < world; ++rank) {

@@ -43,23 +43,27 @@ std::int64_t diff_values(const std::string& what, const nlohmann::json& a, const
   return differences;
 }
 
-bool diff_tensor(const std::string& name, const Checkpoint& a, const Checkpoint& b, const checkpoint::IoOptions& options) {
+bool diff_tensor(const std::string& name, const Checkpoint& a, const Checkpoint& b,
+                 const checkpoint::IoOptions& options) {
   const auto& ta = a.manifest().tensors.at(name);
   const auto& tb = b.manifest().tensors.at(name);
   if (ta.dtype != tb.dtype || ta.shape != tb.shape) {
-    std::printf("tensor %s: %s %s, %s %s\n", name.c_str(), checkpoint::dtype_name(ta.dtype).c_str(), checkpoint::shape_text(ta.shape).c_str(),
-                checkpoint::dtype_name(tb.dtype).c_str(), checkpoint::shape_text(tb.shape).c_str());
+    std::printf("tensor %s: %s %s, %s %s\n", name.c_str(), checkpoint::dtype_name(ta.dtype).c_str(),
+                checkpoint::shape_text(ta.shape).c_str(), checkpoint::dtype_name(tb.dtype).c_str(),
+                checkpoint::shape_text(tb.shape).c_str());
     return true;
   }
   const at::Tensor left = a.read(name, options);
   const at::Tensor right = b.read(name, options);
-  if (std::memcmp(left.data_ptr(), right.data_ptr(), static_cast<std::size_t>(left.numel()) * left.element_size()) == 0) return false;
+  if (std::memcmp(left.data_ptr(), right.data_ptr(), static_cast<std::size_t>(left.numel()) * left.element_size()) == 0)
+    return false;
   const at::Tensor x = left.to(at::kDouble);
   const at::Tensor y = right.to(at::kDouble);
   const at::Tensor difference = (x - y).abs();
   const double norm = y.norm().item<double>();
   std::printf("tensor %s: %lld of %lld elements differ, largest difference %.6g, relative L2 %.6g\n", name.c_str(),
-              static_cast<long long>((x != y).sum().item<std::int64_t>()), static_cast<long long>(x.numel()), difference.max().item<double>(),
+              static_cast<long long>((x != y).sum().item<std::int64_t>()), static_cast<long long>(x.numel()),
+              difference.max().item<double>(),
               norm > 0 ? difference.norm().item<double>() / norm : difference.norm().item<double>());
   return true;
 }
@@ -89,7 +93,8 @@ ExitCode tool_diff(const std::vector<std::string>& words) {
       ++equal;
     }
   }
-  std::printf("%lld tensor(s) equal, %lld difference(s)\n", static_cast<long long>(equal), static_cast<long long>(differences));
+  std::printf("%lld tensor(s) equal, %lld difference(s)\n", static_cast<long long>(equal),
+              static_cast<long long>(differences));
   return differences == 0 ? ExitCode::kDone : kDiffer;
 }
 

@@ -65,12 +65,14 @@ void print_text(const std::string& directory, const Manifest& m, bool arguments)
   const checkpoint::RunState& s = m.state;
   std::printf("checkpoint   %s\n", directory.c_str());
   std::printf("written by   %s, libtorch %s\n", m.program.c_str(), m.libtorch.c_str());
-  std::printf("iteration    %lld; samples: %lld consumed, %lld skipped, %lld of validation; %.6e FLOP\n", static_cast<long long>(s.iteration),
-              static_cast<long long>(s.consumed_samples), static_cast<long long>(s.skipped_samples), static_cast<long long>(s.consumed_valid_samples),
+  std::printf("iteration    %lld; samples: %lld consumed, %lld skipped, %lld of validation; %.6e FLOP\n",
+              static_cast<long long>(s.iteration), static_cast<long long>(s.consumed_samples),
+              static_cast<long long>(s.skipped_samples), static_cast<long long>(s.consumed_valid_samples),
               s.floating_point_operations);
   std::printf("layout       %lld rank(s): tensor %lld, GTP %lld, data parallel %lld, context %lld, pipeline %lld\n",
-              static_cast<long long>(m.layout.world_size), static_cast<long long>(m.layout.tensor), static_cast<long long>(m.layout.gtp),
-              static_cast<long long>(m.layout.replicate_data), static_cast<long long>(m.layout.context), static_cast<long long>(m.layout.pipeline));
+              static_cast<long long>(m.layout.world_size), static_cast<long long>(m.layout.tensor),
+              static_cast<long long>(m.layout.gtp), static_cast<long long>(m.layout.replicate_data),
+              static_cast<long long>(m.layout.context), static_cast<long long>(m.layout.pipeline));
   if (s.optimizer.empty()) {
     std::printf("optimizer    none\n");
   } else {
@@ -81,20 +83,21 @@ void print_text(const std::string& directory, const Manifest& m, bool arguments)
     }
     std::printf("\n");
     if (s.scaler) {
-      std::printf("loss scale   %g after %lld good steps, hysteresis %lld\n", s.scaler->scale, static_cast<long long>(s.scaler->good_steps),
-                  static_cast<long long>(s.scaler->hysteresis));
+      std::printf("loss scale   %g after %lld good steps, hysteresis %lld\n", s.scaler->scale,
+                  static_cast<long long>(s.scaler->good_steps), static_cast<long long>(s.scaler->hysteresis));
     }
   }
   if (s.random) {
-    std::printf("random       seed %lld, dropout at %llu (hidden) and %llu (attention)\n", static_cast<long long>(s.random->seed),
+    std::printf("random       seed %lld, dropout at %llu (hidden) and %llu (attention)\n",
+                static_cast<long long>(s.random->seed),
                 static_cast<unsigned long long>(s.random->hidden_dropout_offset),
                 static_cast<unsigned long long>(s.random->attention_dropout_offset));
   } else {
     std::printf("random       none\n");
   }
-  std::printf("parameters   %lld; weights %s, optimizer %s, padding %s; files %s\n", static_cast<long long>(totals.parameters),
-              size_text(totals.weights).c_str(), size_text(totals.optimizer).c_str(), size_text(totals.padding).c_str(),
-              size_text(totals.files).c_str());
+  std::printf("parameters   %lld; weights %s, optimizer %s, padding %s; files %s\n",
+              static_cast<long long>(totals.parameters), size_text(totals.weights).c_str(),
+              size_text(totals.optimizer).c_str(), size_text(totals.padding).c_str(), size_text(totals.files).c_str());
   std::printf("\nfiles\n");
   for (const auto& [name, file] : m.files) {
     std::printf("  %-32s %16llu bytes\n", name.c_str(), static_cast<unsigned long long>(file.bytes));
@@ -102,8 +105,8 @@ void print_text(const std::string& directory, const Manifest& m, bool arguments)
   std::printf("\ntensors (type, shape, bytes, pieces, checksum)\n");
   for (const auto& [name, tensor] : m.tensors) {
     std::printf("  %-72s %-4s %-16s %14llu %4zu %s\n", name.c_str(), checkpoint::dtype_name(tensor.dtype).c_str(),
-                checkpoint::shape_text(tensor.shape).c_str(), static_cast<unsigned long long>(bytes_of(tensor)), tensor.pieces.size(),
-                checksum_of(tensor).c_str());
+                checkpoint::shape_text(tensor.shape).c_str(), static_cast<unsigned long long>(bytes_of(tensor)),
+                tensor.pieces.size(), checksum_of(tensor).c_str());
   }
   if (!arguments) return;
   std::printf("\narguments\n");
@@ -114,7 +117,8 @@ void print_text(const std::string& directory, const Manifest& m, bool arguments)
 
 ExitCode tool_inspect(const std::vector<std::string>& words) {
   const ToolArguments arguments("inspect", words, {"--verify", "--json", "--arguments"}, {"--step"}, 1);
-  const std::filesystem::path directory = checkpoint::find_checkpoint(arguments.positional(0), arguments.integer("--step"));
+  const std::filesystem::path directory =
+      checkpoint::find_checkpoint(arguments.positional(0), arguments.integer("--step"));
   const checkpoint::Checkpoint checkpoint(directory);
   const Manifest& manifest = checkpoint.manifest();
   if (arguments.has("--verify")) {

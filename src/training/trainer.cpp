@@ -53,7 +53,9 @@ void Trainer::print_timers(const std::vector<std::string>& names, double normali
     for (const auto& row : per_rank) milliseconds = std::max(milliseconds, row[i]);
     longest.emplace_back(names[i], milliseconds / 1000.0 / normalizer);
   }
-  for (const std::string& line : timer_lines(parse_timer_option(config_.logging.timing_option), names, per_rank, normalizer)) print_(line);
+  for (const std::string& line :
+       timer_lines(parse_timer_option(config_.logging.timing_option), names, per_rank, normalizer))
+    print_(line);
   reporter_->timers(iteration_, longest);
 }
 
@@ -103,11 +105,13 @@ Trainer::StepLoss Trainer::reduce_losses(const at::Tensor& local_sum, const data
 void Trainer::stop_on_non_finite_loss(double local_sum, double reduced_sum) {
   if (std::isfinite(reduced_sum)) return;
   // Every rank is here, since all see the same sum: find the first one whose own loss is bad.
-  at::Tensor culprit = at::full({1}, std::isfinite(local_sum) ? world_.size() : world_.rank(), at::TensorOptions(device_).dtype(at::kLong));
+  at::Tensor culprit = at::full({1}, std::isfinite(local_sum) ? world_.size() : world_.rank(),
+                                at::TensorOptions(device_).dtype(at::kLong));
   groups_.data->all_reduce(culprit, comm::ReduceOp::kMin).wait();
   const auto rank = culprit.item<std::int64_t>();
   throw AgreedError(ExitCode::kNonFinite,
-                    concat("iteration ", iteration_ + 1, ": the loss of rank ", rank, " is NaN or Inf; no weights were changed. Lower --lr, ",
+                    concat("iteration ", iteration_ + 1, ": the loss of rank ", rank,
+                           " is NaN or Inf; no weights were changed. Lower --lr, ",
                            "look at this step's data, or pass --no-check-for-nan-in-loss-and-grad to go on"),
                     rank == world_.rank());
 }
@@ -119,18 +123,20 @@ void Trainer::stop_on_non_finite_gradient(double norm) {
     names = parameter.spec.name;
     break;
   }
-  // The lowest rank whose own gradients were bad before any reduction speaks; rank 0 when none knows (GTP mixes gradients earlier).
+  // The lowest rank whose own gradients were bad before any reduction speaks; rank 0 when none knows (GTP mixes
+  // gradients earlier).
   const bool mine = world_.size() == 1 || reducer_->produced_non_finite();
   at::Tensor culprit = at::full({1}, mine ? world_.rank() : world_.size(), at::TensorOptions(device_).dtype(at::kLong));
   groups_.data->all_reduce(culprit, comm::ReduceOp::kMin).wait();
   const auto rank = culprit.item<std::int64_t>();
   const bool known = rank < world_.size();
-  throw AgreedError(
-      ExitCode::kNonFinite,
-      concat("iteration ", iteration_ + 1, ": the gradient norm is ", norm, names.empty() ? "" : concat(", first in ", names),
-             known ? concat(", produced by rank ", rank) : std::string(),
-             "; no weights were changed. Lower --lr, look at this step's data, or pass --no-check-for-nan-in-loss-and-grad to go on"),
-      world_.rank() == (known ? rank : 0));
+  throw AgreedError(ExitCode::kNonFinite,
+                    concat("iteration ", iteration_ + 1, ": the gradient norm is ", norm,
+                           names.empty() ? "" : concat(", first in ", names),
+                           known ? concat(", produced by rank ", rank) : std::string(),
+                           "; no weights were changed. Lower --lr, look at this step's data, or pass "
+                           "--no-check-for-nan-in-loss-and-grad to go on"),
+                    world_.rank() == (known ? rank : 0));
 }
 
 const StepReport& Trainer::step() {
@@ -169,7 +175,8 @@ const StepReport& Trainer::step() {
   timers_.stop("all-grads-sync");
 
   const StepLoss loss = reduce_losses(loss_sum, statistics);
-  if (training.check_for_nan && !optimizer_->loss_scaler().enabled()) stop_on_non_finite_loss(loss_sum.item<float>(), loss.loss);
+  if (training.check_for_nan && !optimizer_->loss_scaler().enabled())
+    stop_on_non_finite_loss(loss_sum.item<float>(), loss.loss);
   if (training.per_token_loss) {
     store_->gradients().mul_(1.0 / static_cast<double>(std::max<std::int64_t>(loss.statistics.valid_tokens, 1)));
   }
@@ -178,8 +185,9 @@ const StepReport& Trainer::step() {
   const double applied = scheduler_->learning_rate();
   optim::StepInputs inputs;
   inputs.learning_rate = applied;
-  inputs.decoupled_learning_rate = scheduler_->learning_rate(config_.optimizer.decoupled_lr.value_or(config_.optimizer.lr),
-                                                             config_.optimizer.decoupled_min_lr.value_or(config_.optimizer.min_lr));
+  inputs.decoupled_learning_rate =
+      scheduler_->learning_rate(config_.optimizer.decoupled_lr.value_or(config_.optimizer.lr),
+                                config_.optimizer.decoupled_min_lr.value_or(config_.optimizer.min_lr));
   inputs.weight_decay = scheduler_->weight_decay();
   inputs.refuse_non_finite = training.check_for_nan;
   timers_.start("optimizer", 1);
@@ -208,8 +216,8 @@ const StepReport& Trainer::step() {
   report_.skipped = !outcome.updated;
   report_.tokens = static_cast<double>(loss.statistics.tokens);
   report_.documents = static_cast<double>(loss.statistics.documents);
-  report_.flops =
-      config::training_flops(config_.model, report_.tokens, static_cast<double>(loss.statistics.squared_segment_lengths));
+  report_.flops = config::training_flops(config_.model, report_.tokens,
+                                         static_cast<double>(loss.statistics.squared_segment_lengths));
   const MemoryUse memory = memory_use(device_);
   report_.memory_allocated_bytes = memory.allocated;
   report_.memory_max_allocated_bytes = memory.max_allocated;

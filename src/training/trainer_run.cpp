@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "pgpt/base/error.h"
+#include "pgpt/config/estimate.h"
 #include "pgpt/training/agreement.h"
 #include "pgpt/training/batch.h"
 #include "pgpt/training/device.h"
@@ -87,6 +88,7 @@ void Trainer::save_checkpoint(Checkpointer::Kind kind) {
   if (report) print_memory_line(concat("before save_checkpoint for iteration ", iteration_));
   timers_.start("save-checkpoint", 0);
   checkpointer_->save(position(), kind);
+  if (kind == Checkpointer::Kind::kPersistent) saved_at_ = iteration_;
   timers_.stop("save-checkpoint");
   if (report) print_memory_line(concat("after save_checkpoint for iteration ", iteration_));
   print_timers({"save-checkpoint"}, 1.0);
@@ -105,7 +107,8 @@ bool Trainer::save_or_leave() {
     const std::vector<std::int64_t> any =
         agree_max(*groups_.data, device_,
                   {training.exit_signal_handler && ExitSignals::exit_requested() ? 1 : 0,
-                   training.exit_signal_handler && ExitSignals::save_requested() ? 1 : 0, training.exit_duration_minutes > 0 && out_of_time() ? 1 : 0});
+                   training.exit_signal_handler && ExitSignals::save_requested() ? 1 : 0,
+                   training.exit_duration_minutes > 0 && out_of_time() ? 1 : 0});
     signalled = any[0] != 0;
     asked_to_save = any[1] != 0;
     late = any[2] != 0;
@@ -115,18 +118,17 @@ bool Trainer::save_or_leave() {
     print_first(datetime_line(exit_signal_label(training.exit_signal), timestamp()));
     return true;
   }
-  bool saved = false;
   const bool due = checkpoints.save_interval > 0 && iteration_ % checkpoints.save_interval == 0;
   if (checkpointer_->enabled(Kind::kPersistent) && (due || asked_to_save)) {
     save_checkpoint(Kind::kPersistent);
-    saved = true;
   } else if (checkpoints.non_persistent_interval > 0 && iteration_ % checkpoints.non_persistent_interval == 0) {
     save_checkpoint(Kind::kNonPersistent);
   }
   const bool at_interval = training.exit_interval > 0 && iteration_ % training.exit_interval == 0;
   if (!late && !at_interval) return false;
-  if (!saved) save_checkpoint(Kind::kPersistent);
-  print_first(datetime_line(late ? exit_duration_label((now_seconds() - started_) / 60.0) : exit_iteration_label(iteration_), timestamp()));
+  if (saved_at_ != iteration_) save_checkpoint(Kind::kPersistent);
+  print_first(datetime_line(
+      late ? exit_duration_label((now_seconds() - started_) / 60.0) : exit_iteration_label(iteration_), timestamp()));
   return true;
 }
 
@@ -142,7 +144,8 @@ void Trainer::run() {
     const std::vector<std::string> timer_names = Timers::training_names(config_.logging.timing_level);
     while (iteration_ < training.train_iters) {
       checkpointer_->poll();
-      if (batches_->update(consumed_samples_)) save_checkpoint(Checkpointer::Kind::kPersistent);  // more micro-batches from here on
+      const bool more_microbatches = batches_->update(consumed_samples_);
+      if (more_microbatches && saved_at_ != iteration_) save_checkpoint(Checkpointer::Kind::kPersistent);
       world_.set_activity(concat("training step ", iteration_ + 1));
       if (std::find(training.iterations_to_skip.begin(), training.iterations_to_skip.end(), iteration_ + 1) !=
           training.iterations_to_skip.end()) {
@@ -155,10 +158,12 @@ void Trainer::run() {
         world_.set_timeout(std::chrono::seconds(*config_.parallel.timeout_seconds_after_init));
       }
       const std::optional<PrintedLine> line = reporter_->step(report_);
-      const bool printed = first || iteration_ % config_.logging.log_interval == 0;  // on every rank, though only the last one prints
+      const bool printed =
+          first || iteration_ % config_.logging.log_interval == 0;  // on every rank, though only the last one prints
       if (printed && !timer_names.empty()) print_timers(timer_names, static_cast<double>(config_.logging.log_interval));
       if (line) reporter_->progress();
       if (printed) print_memory(memory_schedule.after_line(iteration_));
+      if (first) print_memory_table();
       if (evaluation_due()) evaluate_and_report(data::Split::kValid, false);
       if (save_or_leave()) {
         checkpointer_->finish();
@@ -182,6 +187,13 @@ void Trainer::print_memory(MemoryReportSchedule::Report report) {
     for (const std::string& line : theoretical_memory_lines(config_, batches_->num_microbatches())) print_(line);
   }
   print_memory_line(concat("after ", iteration_, " iterations"));
+}
+
+void Trainer::print_memory_table() const {
+  if (!device_.is_cuda() || world_.rank() != 0) return;
+  const MemoryUse use = memory_use(device_);
+  const config::MeasuredMemory measured{static_cast<double>(use.allocated), static_cast<double>(use.max_allocated)};
+  for (const std::string& line : config::memory_table(config::estimate(config_).stages.front(), measured)) print_(line);
 }
 
 void Trainer::print_memory_line(const std::string& when) const {

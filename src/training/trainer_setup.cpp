@@ -6,6 +6,7 @@
 
 #include "pgpt/base/error.h"
 #include "pgpt/training/device.h"
+#include "pgpt/training/hugging_face_loading.h"
 #include "pgpt/training/startup_lines.h"
 #include "pgpt/training/trainer.h"
 
@@ -14,22 +15,26 @@ namespace {
 
 at::ScalarType scalar_type(config::Dtype dtype) {
   switch (dtype) {
-    case config::Dtype::kBFloat16: return at::kBFloat16;
-    case config::Dtype::kFloat16: return at::kHalf;
-    case config::Dtype::kFloat32: return at::kFloat;
+    case config::Dtype::kBFloat16:
+      return at::kBFloat16;
+    case config::Dtype::kFloat16:
+      return at::kHalf;
+    case config::Dtype::kFloat32:
+      return at::kFloat;
   }
   return at::kFloat;
 }
 
 mesh::Degrees degrees(const config::ParallelConfig& p) {
-  return {p.world_size, p.tensor,        p.pipeline,  p.context,           p.gtp,
-          p.expert,     p.expert_tensor, p.expert_gtp, p.pipeline_before_data};
+  return {p.world_size,          p.tensor, p.pipeline, p.context, p.gtp, p.expert, p.expert_tensor, p.expert_gtp,
+          p.pipeline_before_data};
 }
 
 parameter::RandomStreams make_streams(const config::Config& config, const mesh::Mesh& mesh, int rank) {
   const mesh::Grid& grid = mesh.dense();
   return {config.training.seed, grid.coordinate(rank, mesh::Axis::kTensor), grid.coordinate(rank, mesh::Axis::kGtp),
-          grid.coordinate(rank, mesh::Axis::kPipeline), config.training.data_parallel_random_init ? 10 * mesh.data_rank(rank) : 0};
+          grid.coordinate(rank, mesh::Axis::kPipeline),
+          config.training.data_parallel_random_init ? 10 * mesh.data_rank(rank) : 0};
 }
 
 }  // namespace
@@ -100,27 +105,33 @@ void Trainer::build_model() {
   reducer_options.overlap = parallel.overlap_grad_reduce;
   reducer_options.per_token_loss = training.per_token_loss;
   reducer_options.check_non_finite = training.check_for_nan && world_.size() > 1;
-  reducer_ = std::make_unique<parameter::GradientReducer>(*store_, *groups_.replicate_data, *groups_.gtp_scatter, reducer_options);
+  reducer_ = std::make_unique<parameter::GradientReducer>(*store_, *groups_.replicate_data, *groups_.gtp_scatter,
+                                                          reducer_options);
   model_ = std::make_unique<model::GptModel>(config_.model, training, *store_, device_);
   gtp::ChainOptions chain_options;
   chain_options.prefetch = parallel.gtp_prefetch;
   chain_options.async_scatter = parallel.gtp_async_reduce_scatter;
   chain_options.fp32_accumulation = parallel.gtp_fp32_accumulation;
   chain_options.mean = !training.per_token_loss;
-  chain_ = std::make_unique<gtp::WeightChain>(model_->chain_uses(), *groups_.gtp_gather, *groups_.gtp_scatter, chain_options,
-                                              [this](parameter::Parameter& parameter) { reducer_->parameter_ready(parameter); });
-  optimizer_ = std::make_unique<optim::Optimizer>(*store_, config_.optimizer, training, config_.logging.num_zeros_in_grad, *groups_.model,
-                                                  policy_);
+  chain_ = std::make_unique<gtp::WeightChain>(
+      model_->chain_uses(), *groups_.gtp_gather, *groups_.gtp_scatter, chain_options,
+      [this](parameter::Parameter& parameter) { reducer_->parameter_ready(parameter); });
+  optimizer_ = std::make_unique<optim::Optimizer>(*store_, config_.optimizer, training,
+                                                  config_.logging.num_zeros_in_grad, *groups_.model, policy_);
   scheduler_ = std::make_unique<optim::ParamScheduler>(config_.optimizer);
   batches_ = std::make_unique<config::BatchCalculator>(training, config_.parallel.data_ranks());
-  checkpointer_ = std::make_unique<Checkpointer>(config_, world_, groups_, device_, TrainedState{*store_, *optimizer_, *scheduler_, dropout_},
-                                                 print_);
+  checkpointer_ = std::make_unique<Checkpointer>(config_, world_, groups_, device_,
+                                                 TrainedState{*store_, *optimizer_, *scheduler_, dropout_}, print_);
   print_model_summary();
 }
 
 void Trainer::load_checkpoint() {
   timers_.start("load-checkpoint", 0);
   const std::optional<RunPosition> loaded = checkpointer_->load();
+  if (!config_.checkpoint.load_hf.empty()) {
+    together([this] { load_hugging_face(config_, *store_, *optimizer_); });
+    print_first(concat("  successfully loaded the weights of ", config_.checkpoint.load_hf));
+  }
   timers_.stop("load-checkpoint");
   if (loaded) {
     iteration_ = loaded->iteration;
@@ -161,13 +172,13 @@ void Trainer::print_model_summary() const {
     }
   }
   PGPT_ASSERT(chained == sharded, "a sharded parameter is in no chain");
-  print_first(concat("> topology: world ", world_.size(), ", GTP ", config_.parallel.gtp, ", data-parallel ", config_.parallel.data_ranks(),
-                     ", replicate data-parallel ", config_.parallel.replicate_data, ", tensor ", config_.parallel.tensor, ", pipeline ",
-                     config_.parallel.pipeline));
+  print_first(concat("> topology: world ", world_.size(), ", GTP ", config_.parallel.gtp, ", data-parallel ",
+                     config_.parallel.data_ranks(), ", replicate data-parallel ", config_.parallel.replicate_data,
+                     ", tensor ", config_.parallel.tensor, ", pipeline ", config_.parallel.pipeline));
   print_first(sharded == 0
                   ? std::string("> GTP parameters: none")
-                  : concat("> GTP parameters: ", sharded, " sharded, ", chained, " classified into a chain of ", chain_->uses().size(), " uses, ",
-                           store_->parameters().size() - sharded, " replicated"));
+                  : concat("> GTP parameters: ", sharded, " sharded, ", chained, " classified into a chain of ",
+                           chain_->uses().size(), " uses, ", store_->parameters().size() - sharded, " replicated"));
 }
 
 void Trainer::build_data() {
@@ -177,9 +188,11 @@ void Trainer::build_data() {
   const std::int64_t data_rank = mesh_.data_rank(world_.rank());
   const std::int64_t data_size = config_.parallel.data_ranks();
   if (!config_.training.skip_train && iteration_ < config_.training.train_iters) {
-    train_loader_ = data::make_loader(config_, datasets_.train, data::Split::kTrain, data_rank, data_size, consumed_samples_);
+    train_loader_ =
+        data::make_loader(config_, datasets_.train, data::Split::kTrain, data_rank, data_size, consumed_samples_);
   }
-  valid_loader_ = data::make_loader(config_, datasets_.valid, data::Split::kValid, data_rank, data_size, consumed_valid_samples_);
+  valid_loader_ =
+      data::make_loader(config_, datasets_.valid, data::Split::kValid, data_rank, data_size, consumed_valid_samples_);
   test_loader_ = data::make_loader(config_, datasets_.test, data::Split::kTest, data_rank, data_size, 0);
 }
 

@@ -6,7 +6,8 @@
 
 namespace pgpt::checkpoint {
 
-/// CRC-32C (Castagnoli) of `size` bytes, continuing from `crc` (0 to start). Uses the processor's instruction where it has one.
+/// CRC-32C (Castagnoli) of `size` bytes, continuing from `crc` (0 to start). Uses the processor's instruction where it
+/// has one.
 [[nodiscard]] std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t crc = 0);
 
 /// Eight lower-case hexadecimal digits.

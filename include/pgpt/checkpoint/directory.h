@@ -24,13 +24,16 @@ struct Tracker {
 void write_tracker(const std::filesystem::path& root, std::int64_t iteration);
 /// The folder of one checkpoint: ROOT/iter_NNNNNNN or ROOT/release, also where an interrupted overwrite left it.
 [[nodiscard]] std::filesystem::path checkpoint_path(const std::filesystem::path& root, const Tracker& tracker);
-/// The checkpoint folder that `path` means: itself when it has a manifest, else the one of `iteration`, else the one its tracker names.
-[[nodiscard]] std::filesystem::path find_checkpoint(const std::filesystem::path& path, std::optional<std::int64_t> iteration);
+/// The checkpoint folder that `path` means: itself when it has a manifest, else the one of `iteration`, else the one
+/// its tracker names.
+[[nodiscard]] std::filesystem::path find_checkpoint(const std::filesystem::path& path,
+                                                    std::optional<std::int64_t> iteration);
 
-/// Creates ROOT and an empty folder for the files of one save, which no reader takes for a checkpoint; removes what interrupted saves left.
+/// Creates ROOT and an empty folder for the files of one save, which no reader takes for a checkpoint; removes what
+/// interrupted saves left.
 [[nodiscard]] std::filesystem::path begin_save(const std::filesystem::path& root, std::int64_t iteration);
-/// Makes a finished folder the checkpoint of its iteration, in one rename; an older one of the same iteration is removed after it was
-/// replaced. Its files must have been synced.
+/// Makes a finished folder the checkpoint of its iteration, in one rename; an older one of the same iteration is
+/// removed after it was replaced. Its files must have been synced.
 void publish(const std::filesystem::path& root, const std::filesystem::path& finished, std::int64_t iteration);
 /// Removes a checkpoint folder: it stops being one in a single rename, then its files go.
 void remove_checkpoint(const std::filesystem::path& directory);

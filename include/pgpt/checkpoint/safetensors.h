@@ -18,9 +18,11 @@ namespace pgpt::checkpoint {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Writes tensors (any device, copied to host one at a time) to a safetensors file that appears whole or not at all: temporary file in the
-/// same folder, fsync, rename. Throws DataError naming path and cause (a full disk, for example) and leaves no partial file.
-void write_safetensors(const std::string& path, const NamedTensors& tensors, const std::map<std::string, std::string>& metadata = {});
+/// Writes tensors (any device, copied to host one at a time) to a safetensors file that appears whole or not at all:
+/// temporary file in the same folder, fsync, rename. Throws DataError naming path and cause (a full disk, for example)
+/// and leaves no partial file.
+void write_safetensors(const std::string& path, const NamedTensors& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
 
 /// A safetensors file opened for reading; the header is checked against the file's size.
 class SafetensorsFile {

@@ -28,15 +28,16 @@ struct IoOptions {
   const std::atomic<bool>* cancel = nullptr;           ///< set: stop early with DataError
 };
 
-/// What this rank writes: large tensors in row stretches shared among the replicas, each small one by a single replica, in turns that follow
-/// its place in the list (which must be the same on every rank). With `share` false the first replica writes all.
+/// What this rank writes: large tensors in row stretches shared among the replicas, each small one by a single replica,
+/// in turns that follow its place in the list (which must be the same on every rank). With `share` false the first
+/// replica writes all.
 [[nodiscard]] std::vector<LocalTensor> writers_part(const std::vector<LocalTensor>& tensors, bool share);
 
 /// Bytes that `write_shard` will write, header aside.
 [[nodiscard]] std::uint64_t tensor_bytes(const std::vector<LocalTensor>& parts);
 
-/// Copies all values to the host, into one buffer (pinned when they come from a GPU) that `buffer` keeps for the next time. The result views
-/// it. Returns when the copies are done.
+/// Copies all values to the host, into one buffer (pinned when they come from a GPU) that `buffer` keeps for the next
+/// time. The result views it. Returns when the copies are done.
 [[nodiscard]] std::vector<LocalTensor> host_snapshot(const std::vector<LocalTensor>& parts, at::Tensor& buffer);
 
 /// One written file, ready to be merged into a manifest.
@@ -51,8 +52,8 @@ struct ShardSummary {
 };
 
 /// Writes and syncs FOLDER/file, a safetensors file. Throws DataError naming path and cause.
-[[nodiscard]] ShardSummary write_shard(const std::filesystem::path& folder, const std::string& file, const std::vector<LocalTensor>& parts,
-                                       const IoOptions& options);
+[[nodiscard]] ShardSummary write_shard(const std::filesystem::path& folder, const std::string& file,
+                                       const std::vector<LocalTensor>& parts, const IoOptions& options);
 
 /// Enters the pieces of one file. Throws DataError when ranks disagree about a tensor's type or shape.
 void merge(Manifest& manifest, const ShardSummary& summary);
@@ -67,8 +68,9 @@ class Checkpoint {
   [[nodiscard]] const Manifest& manifest() const { return manifest_; }
   [[nodiscard]] bool contains(const std::string& name) const { return manifest_.tensors.count(name) != 0; }
 
-  /// Fills every target's box from the pieces that overlap it, whatever layout wrote them; reads no other blocks. Types must agree unless
-  /// `convert`. Throws DataError naming path, tensor, what was expected and what was found; targets are then partly overwritten.
+  /// Fills every target's box from the pieces that overlap it, whatever layout wrote them; reads no other blocks. Types
+  /// must agree unless `convert`. Throws DataError naming path, tensor, what was expected and what was found; targets
+  /// are then partly overwritten.
   void load(const std::vector<LocalTensor>& targets, bool convert, const IoOptions& options) const;
   /// One whole tensor in new host memory.
   [[nodiscard]] at::Tensor read(const std::string& name, const IoOptions& options = {}) const;

@@ -23,8 +23,8 @@ struct ParseContext {
   std::int64_t world_size = 1;
   int local_rank = 0;
   MachineFacts machine;
-  /// Argument dump of the checkpoint in a --load folder (at --ckpt-step, if given), nothing when it holds none; may throw.
-  /// Only --use-checkpoint-args calls it.
+  /// Argument dump of the checkpoint in a --load folder (at --ckpt-step, if given), nothing when it holds none; may
+  /// throw. Only --use-checkpoint-args calls it.
   std::function<std::optional<std::map<std::string, std::string>>(const std::string& load,
                                                                   std::optional<std::int64_t> step)>
       checkpoint_arguments;

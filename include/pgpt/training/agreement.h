@@ -12,14 +12,16 @@
 // Small collectives over all ranks that keep control flow and failures the same everywhere.
 namespace pgpt::training {
 
-/// Runs `work`, which must not communicate, on every rank; when it throws anywhere, all ranks throw an AgreedError that the lowest failing
-/// rank prints.
+/// Runs `work`, which must not communicate, on every rank; when it throws anywhere, all ranks throw an AgreedError that
+/// the lowest failing rank prints.
 void together(comm::Communicator& all, at::Device device, const std::function<void()>& work);
 
 /// Largest value of each position over the ranks.
-[[nodiscard]] std::vector<std::int64_t> agree_max(comm::Communicator& all, at::Device device, const std::vector<std::int64_t>& values);
+[[nodiscard]] std::vector<std::int64_t> agree_max(comm::Communicator& all, at::Device device,
+                                                  const std::vector<std::int64_t>& values);
 
 /// Every rank's text, by rank.
-[[nodiscard]] std::vector<std::string> gather_texts(comm::Communicator& all, at::Device device, const std::string& text);
+[[nodiscard]] std::vector<std::string> gather_texts(comm::Communicator& all, at::Device device,
+                                                    const std::string& text);
 
 }  // namespace pgpt::training

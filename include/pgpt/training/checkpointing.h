@@ -40,14 +40,16 @@ struct TrainedState {
   model::DropoutCursor& dropout;
 };
 
-/// Saves and loads checkpoints of one run, on every rank (docs/checkpoints.md). All methods are collective over the world, and when one rank
-/// fails all throw the same AgreedError; the checkpoints that existed before stay what they were.
+/// Saves and loads checkpoints of one run, on every rank (docs/checkpoints.md). All methods are collective over the
+/// world, and when one rank fails all throw the same AgreedError; the checkpoints that existed before stay what they
+/// were.
 class Checkpointer {
  public:
   enum class Kind { kPersistent, kNonPersistent };
 
   /// References are kept. `print` writes rank 0's lines to standard output.
-  Checkpointer(const config::Config& config, comm::World& world, Groups& groups, at::Device device, TrainedState state, LineSink print);
+  Checkpointer(const config::Config& config, comm::World& world, Groups& groups, at::Device device, TrainedState state,
+               LineSink print);
   /// Stops a writer that is still at work; its checkpoint is not published.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
@@ -59,7 +61,8 @@ class Checkpointer {
   void start_progress(const RunPosition& position);
   /// Whether saves of this kind are asked for.
   [[nodiscard]] bool enabled(Kind kind) const;
-  /// Saves. With --async-save it returns when the device has been copied to the host; the rest follows in the background.
+  /// Saves. With --async-save it returns when the device has been copied to the host; the rest follows in the
+  /// background.
   void save(const RunPosition& position, Kind kind);
   /// Publishes a background save that every rank has finished; does nothing otherwise.
   void poll();
@@ -123,8 +126,10 @@ class Checkpointer {
   at::Tensor snapshot_;  // reused by asynchronous saves
 };
 
-/// Argument dump of the checkpoint in a --load folder, for --use-checkpoint-args; nothing when the folder has none. Throws DataError.
-[[nodiscard]] std::optional<std::map<std::string, std::string>> stored_arguments(const std::string& load, std::optional<std::int64_t> step);
+/// Argument dump of the checkpoint in a --load folder, for --use-checkpoint-args; nothing when the folder has none.
+/// Throws DataError.
+[[nodiscard]] std::optional<std::map<std::string, std::string>> stored_arguments(const std::string& load,
+                                                                                 std::optional<std::int64_t> step);
 
 /// "[ t 1/1, gtp_remat 1/2, p 1/1 ]": this rank's coordinates and the degrees, as the reference prints them.
 [[nodiscard]] std::string coordinates_text(const config::ParallelConfig& parallel);

@@ -4,8 +4,8 @@
 
 namespace pgpt::training {
 
-/// Notes --exit-signal, and SIGUSR1 (save and go on) unless that is the exit signal, for as long as it lives (--exit-signal-handler). Handlers
-/// only set flags; other signals keep what they had. One at a time in a process.
+/// Notes --exit-signal, and SIGUSR1 (save and go on) unless that is the exit signal, for as long as it lives
+/// (--exit-signal-handler). Handlers only set flags; other signals keep what they had. One at a time in a process.
 class ExitSignals {
  public:
   explicit ExitSignals(const config::TrainingConfig& training);

@@ -53,19 +53,20 @@ class Trainer {
   [[nodiscard]] std::int64_t iteration() const { return iteration_; }
 
  private:
-  /// Runs `work` on every rank; when it throws anywhere, all ranks throw an AgreedError that the lowest failing rank prints.
+  /// Runs `work` on every rank; when it throws anywhere, all ranks throw an AgreedError that the lowest failing rank
+  /// prints.
   void together(const std::function<void()>& work);
   void build_model();
   /// Continues from what --load asks for, and opens the logs that need to know from where.
   void load_checkpoint();
   void build_data();
-  void print_first(const std::string& line) const;   ///< rank 0
-  void print_last(const std::string& line) const;    ///< last rank
+  void print_first(const std::string& line) const;  ///< rank 0
+  void print_last(const std::string& line) const;   ///< last rank
   void print_model_summary() const;
   void print_timers(const std::vector<std::string>& names, double normalizer);
   [[nodiscard]] model::StepContext step_context(bool training);
   struct StepLoss {
-    double loss = 0;                   ///< mean over all tokens of the step, fp32
+    double loss = 0;                    ///< mean over all tokens of the step, fp32
     data::PackedStatistics statistics;  ///< over all ranks
   };
   [[nodiscard]] StepLoss reduce_losses(const at::Tensor& local_sum, const data::PackedStatistics& local);
@@ -82,6 +83,7 @@ class Trainer {
   [[nodiscard]] bool evaluation_due() const;
   void print_memory(MemoryReportSchedule::Report report);
   void print_memory_line(const std::string& when) const;
+  void print_memory_table() const;  ///< estimate and measurement side by side, once, on GPUs
 
   config::Config config_;
   comm::World& world_;
@@ -112,6 +114,7 @@ class Trainer {
   std::int64_t skipped_samples_ = 0;
   std::int64_t consumed_valid_samples_ = 0;
   double floating_point_operations_ = 0;  // of the whole run, over all ranks
+  std::int64_t saved_at_ = -1;            // iteration of this process's last persistent save
   std::int64_t saves_ = 0;                // by this process
   StepReport report_;
   double interval_start_ = 0;  // seconds; moved by evaluations so that steps are timed without them

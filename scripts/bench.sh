@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Measures training speed beside the speed floor, a sketch of the design and PyTorch FSDP2; docs/benchmarks.md explains it.
+#
+#   scripts/bench.sh [--program PATH] [--models llama-1.3b,gpt2-124m] [--gpus N] [--output FOLDER] [...]    (--help: all)
+#
+# Without --program the newest build/*/bin/pretrain_gpt runs. Needs a Python with torch and triton; PGPT_PYTHON chooses it.
+set -euo pipefail
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+python=$(find_python) || die "no Python with torch >= $min_torch found; run scripts/setup.sh or set PGPT_PYTHON"
+program=()
+case " $* " in
+  *" --program "* | *" --program="* | *" --help "* | *" -h "*) ;;
+  *)
+    build=$(find_build) || die "nothing is built: run scripts/build.sh, or give --program PATH"
+    program=(--program "$build/bin/pretrain_gpt")
+    ;;
+esac
+exec "$python" "$project_root/scripts/bench/bench.py" "${program[@]}" "$@"
