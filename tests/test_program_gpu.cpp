@@ -1,6 +1,7 @@
 // The program on one GPU: the published comparison with two ranks sharing it, one rank through NCCL, and the reference's fused-attention runs.
 
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -15,10 +16,11 @@ using nlohmann::json;
 
 namespace {
 
-bool gpu_visible() {
-  if (std::filesystem::exists("/dev/nvidiactl")) return true;
-  WARN("no GPU here: skipped");
-  return false;
+bool gpus_visible(int wanted) {
+  int found = 0;
+  while (std::filesystem::exists("/dev/nvidia" + std::to_string(found))) ++found;
+  if (found < wanted) WARN("needs " << wanted << " GPU(s), found " << found << ": skipped");
+  return found >= wanted;
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -26,7 +28,7 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 }  // namespace
 
 TEST_CASE("two ranks sharing one GPU reproduce the published comparison", "[gpu][dist]") {
-  if (!gpu_visible()) return;
+  if (!gpus_visible(1)) return;
   const auto folder = test::scratch_folder("gpu_seed");
   struct Case {
     const char* kernels;
@@ -47,7 +49,7 @@ TEST_CASE("two ranks sharing one GPU reproduce the published comparison", "[gpu]
 }
 
 TEST_CASE("one rank through NCCL with two micro-batches starts from the other initial weights", "[gpu][dist]") {
-  if (!gpu_visible()) return;
+  if (!gpus_visible(1)) return;
   const auto metrics = test::scratch_folder("gpu_one") / "metrics";
   const auto ranks = test::run_ranks(
       1, test::program(std::string(test::kSeedFlags) + " --tensor-parallel-num-weight-shards 1 --metrics-file " + metrics.string()), {}, 120s);
@@ -61,7 +63,7 @@ TEST_CASE("one rank through NCCL with two micro-batches starts from the other in
 }
 
 TEST_CASE("the reference's fused-attention runs are reproduced on a GPU", "[gpu][dist][conformance]") {
-  if (!gpu_visible()) return;
+  if (!gpus_visible(1)) return;
   const auto folder = test::scratch_folder("gpu_fused");
   for (const char* file : {"dense.json", "gtp.json"}) {
     std::ifstream in(std::string(PGPT_TEST_DATA) + "/reference/" + file);
@@ -90,5 +92,116 @@ TEST_CASE("the reference's fused-attention runs are reproduced on a GPU", "[gpu]
         CHECK(std::abs(steps[i]["grad_norm"].get<double>() - norm) <= 1e-2 * norm);
       }
     }
+  }
+}
+
+TEST_CASE("two GPUs through NCCL reproduce the published comparison under every launcher", "[gpu][nccl]") {
+  if (!gpus_visible(2)) return;
+  const auto folder = test::scratch_folder("nccl_seed");
+  const auto flags = [&](const std::string& name, const std::string& more) {
+    return test::program(std::string(test::kSeedFlags) + " --metrics-file " + (folder / name).string() + " " + more);
+  };
+  const auto reference = test::run_ranks(2, flags("reference", "--kernels reference"), {}, 120s);
+  INFO(test::describe(reference));
+  CHECK(contains(reference[0].output, "backend nccl"));
+  test::check_published(test::read_steps(folder / "reference"), {2e-6, 6e-4});
+  const auto torchrun = test::run_torchrun(2, flags("torchrun", ""), {}, 120s);
+  INFO(test::describe(torchrun));
+  CHECK(torchrun.exit_code == 0);
+  test::check_published(test::read_steps(folder / "torchrun"), {5e-5, 6e-4});
+  if (test::has_mpirun()) {
+    const auto mpirun = test::run_mpirun(2, flags("mpirun", ""), {}, 120s);
+    INFO(test::describe(mpirun));
+    CHECK(mpirun.exit_code == 0);
+    test::check_published(test::read_steps(folder / "mpirun"), {5e-5, 6e-4});
+  }
+}
+
+TEST_CASE("on two GPUs prefetch, overlap and recompute change no bit, and fp32 GTP equals data parallelism", "[gpu][nccl]") {
+  if (!gpus_visible(2)) return;
+  const auto folder = test::scratch_folder("nccl_equal");
+  // Biases, tied embeddings, three micro-batches, and rows that need padding (104 and 200 are no multiples of 32).
+  const std::string base =
+      "--mock-data --tokenizer-type NullTokenizer --vocab-size 512 --num-layers 4 --hidden-size 104 --ffn-hidden-size 200 --num-attention-heads 4 "
+      "--kv-channels 32 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 --global-batch-size 12 --train-iters 200 --eval-iters 0 "
+      "--lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 10 --lr-decay-style cosine --weight-decay 0.1 --attention-dropout 0 --hidden-dropout 0 "
+      "--log-interval 100 --num-workers 0 --deterministic-mode --weight-init layout-invariant --log-params-norm ";
+  const auto run = [&](const std::string& name, const std::string& more) {
+    const auto metrics = folder / name;
+    const auto ranks = test::run_ranks(2, test::program(base + more + " --metrics-file " + metrics.string()), {}, 180s);
+    INFO(test::describe(ranks));
+    for (const test::Ended& rank : ranks) REQUIRE(rank.exit_code == 0);
+    const std::vector<json> steps = test::read_steps(metrics);
+    REQUIRE(steps.size() == 200);
+    return steps;
+  };
+  const auto equal = [](const std::vector<json>& a, const std::vector<json>& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (a[i]["lm_loss"] != b[i]["lm_loss"] || a[i]["grad_norm"] != b[i]["grad_norm"] || a[i]["params_norm"] != b[i]["params_norm"]) return false;
+    }
+    return true;
+  };
+  const std::string shards = "--tensor-parallel-num-weight-shards 2 ";
+  const auto plain = run("plain", "--bf16 " + shards);
+  CHECK(equal(plain, run("on-demand", "--bf16 --no-gtp-prefetch " + shards)));
+  CHECK(equal(plain, run("synchronous", "--bf16 --no-gtp-async-reduce-scatter " + shards)));
+  CHECK(equal(plain, run("overlap", "--bf16 --overlap-grad-reduce " + shards)));
+  CHECK(equal(plain, run("recompute", "--bf16 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 " + shards)));
+  // fp32: equal up to summation order; the first steps show it before Adam amplifies anything.
+  const auto sharded = run("fp32-gtp", shards);
+  const auto replicated = run("fp32-dp", "--overlap-grad-reduce");
+  for (std::size_t i = 0; i < 5; ++i) {
+    INFO("step " << i + 1);
+    CHECK(std::abs(sharded[i]["lm_loss"].get<double>() - replicated[i]["lm_loss"].get<double>()) <= 1e-5);
+    CHECK(std::abs(sharded[i]["grad_norm"].get<double>() - replicated[i]["grad_norm"].get<double>()) <=
+          2e-5 * replicated[i]["grad_norm"].get<double>());
+  }
+  CHECK(std::abs(sharded[199]["lm_loss"].get<double>() - replicated[199]["lm_loss"].get<double>()) <= 5e-2);
+}
+
+TEST_CASE("a killed or stopped GPU rank ends the other inside the deadline, naming group and operation", "[gpu][nccl]") {
+  if (!gpus_visible(2)) return;
+  const std::string endless =
+      std::string(test::kSeedFlags) + " --train-iters 1000000 --lr-decay-iters 1000000 --log-interval 50 --distributed-timeout-seconds-after-init 5";
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    INFO("signal " << signal);
+    test::Job job(2, test::program(endless), {});
+    REQUIRE(job.rank(1).wait_for_output("iteration      100/", 90s));
+    job.rank(1).signal(signal);
+    const test::Ended first = job.rank(0).wait(40s);
+    INFO(job.tails());
+    CHECK(first.exit_code == 3);
+    CHECK_FALSE(first.timed_out);
+    CHECK(contains(first.output, "rank 1"));
+    if (signal == SIGSTOP) {
+      CHECK(contains(first.output, "group"));
+      job.rank(1).signal(SIGCONT);
+      (void)job.rank(1).wait(40s);
+    }
+  }
+}
+
+TEST_CASE("a GPU run resumes from its checkpoint bit for bit", "[gpu][dist]") {
+  if (!gpus_visible(1)) return;
+  const auto folder = test::scratch_folder("gpu_resume");
+  const std::string base = std::string(test::kSeedFlags) + " --tensor-parallel-num-weight-shards 1 --train-iters 8 --lr-decay-iters 8 ";
+  const auto run = [&](const std::string& name, const std::string& more) {
+    const auto ranks = test::run_ranks(1, test::program(base + more + " --metrics-file " + (folder / name).string()), {}, 120s);
+    INFO(test::describe(ranks));
+    REQUIRE(ranks[0].exit_code == 0);
+    return test::read_steps(folder / name);
+  };
+  const std::string save = " --save " + (folder / "ckpt").string() + " --save-interval 4";
+  const auto whole = run("whole", "");
+  const auto first = run("first", save + " --exit-interval 4");
+  const auto second = run("second", " --load " + (folder / "ckpt").string());
+  REQUIRE(whole.size() == 8);
+  REQUIRE(first.size() == 4);
+  REQUIRE(second.size() == 4);
+  for (std::size_t i = 0; i < 8; ++i) {
+    INFO("step " << i + 1);
+    const json& resumed = i < 4 ? first[i] : second[i - 4];
+    CHECK(whole[i]["lm_loss"] == resumed["lm_loss"]);
+    CHECK(whole[i]["grad_norm"] == resumed["grad_norm"]);
   }
 }

@@ -5,6 +5,7 @@ Needs the `transformers` package; without it these tests are skipped (scripts/se
 
 import json
 import pathlib
+import struct
 import tempfile
 import unittest
 
@@ -178,6 +179,52 @@ class HuggingFace(unittest.TestCase):
         self.assertGreater(abs(expected - (sum(losses) / 2).item()), 0.1)
         # 64 token losses of about 5, each with an error of some units of 6e-8 times the logits' size.
         self.assertAlmostEqual(step_losses(metrics)[0], expected, delta=5e-6)
+
+    def write_llmc(self, model, path, version):
+        """The library's GPT-2 model as a model file of llm.c (its train_gpt2.py: header, then each kind of tensor over all layers)."""
+        weights = model.state_dict()
+        dtype = {3: torch.float32, 5: torch.bfloat16}[version]
+        rows = 112  # llm.c pads to 128; any padding must do
+        with open(path, "wb") as file:
+            file.write(struct.pack("<256i", 20240326, version, 64, VOCABULARY, 2, 4, 64, rows, *([0] * 248)))
+
+            def write(tensor):
+                file.write(tensor.to(dtype).contiguous().view(torch.uint8).numpy().tobytes())
+
+            table = weights["transformer.wte.weight"]
+            write(torch.cat([table, torch.full((rows - VOCABULARY, 64), 7.0)]))
+            write(weights["transformer.wpe.weight"])
+            for part in ("ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias",
+                         "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"):
+                for layer in range(2):
+                    tensor = weights[f"transformer.h.{layer}.{part}"]
+                    write(tensor.t() if tensor.dim() == 2 else tensor)
+            write(weights["transformer.ln_f.weight"])
+            write(weights["transformer.ln_f.bias"])
+
+    def test_models_of_llmc_come_here(self):
+        model = self.their_model("gpt2")
+        model.save_pretrained(self.folder / "given")
+        for version, bound in ((3, LOGITS_BOUND), (5, None)):
+            path = self.folder / f"gpt2_{version}.bin"
+            self.write_llmc(model, path, version)
+            self.tool_ok("import --format llmc --input", [path], "--output", [self.folder / f"native{version}"])
+            self.tool_ok("export --format hf --load", [self.folder / f"native{version}"], "--output", [self.folder / f"out{version}"])
+            dtype = torch.float32 if version == 3 else torch.bfloat16
+            given, found = (load_file(self.folder / name / "model.safetensors") for name in ("given", f"out{version}"))
+            self.assertEqual(set(given), set(found))
+            for name, tensor in given.items():
+                self.assertTrue(torch.equal(tensor.to(dtype), found[name]), name)
+            if bound is not None:
+                [(tokens, ours)] = self.our_logits(SIZES, "--load", [self.folder / f"native{version}"])
+                self.assertLess(relative(self.their_logits(self.folder / "given", tokens), ours), bound)
+        content = path.read_bytes()
+        for damaged, message in ((content[:-2], "truncated"), (struct.pack("<i", 1) + content[4:], "is no llm.c model"),
+                                 (content[:4] + struct.pack("<i", 1) + content[8:], "version 1")):
+            path.write_bytes(damaged)
+            finished = tool("import --format llmc --input", [path], "--output", [self.folder / "never"])
+            self.assertEqual(finished.returncode, 2)
+            self.assertIn(message, finished.stderr)
 
     def test_the_export_does_not_depend_on_the_layout(self):
         flags = LLAMA + NO_BIAS + GROUPED + UNTIED + "--global-batch-size 4 "
