@@ -4,20 +4,23 @@
 #
 #   scripts/setup.sh                 everything, with a CUDA compiler for the GPU kernels (needs no GPU)
 #   scripts/setup.sh --without-cuda  enough for a CPU-only build (-DPGPT_CUDA=OFF)
+#   scripts/setup.sh --with-tests    also the Python packages that conversion tests compare with (they skip without)
 set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 with_cuda=1
+with_tests=0
 for argument in "$@"; do
   case $argument in
     --with-cuda) with_cuda=1 ;;
     --without-cuda) with_cuda=0 ;;
+    --with-tests) with_tests=1 ;;
     -h | --help)
-      sed -n '2,6s/^# \{0,1\}//p' "$0"
+      sed -n '2,7s/^# \{0,1\}//p' "$0"
       exit 0
       ;;
-    *) die "unknown argument '$argument' (known: --with-cuda, --without-cuda)" ;;
+    *) die "unknown argument '$argument' (known: --with-cuda, --without-cuda, --with-tests)" ;;
   esac
 done
 
@@ -83,6 +86,15 @@ if [ ${#wheels[@]} -gt 0 ]; then
   fi
   say "setup: installing ${wheels[*]}"
   "$venv_dir/bin/pip" install --disable-pip-version-check --no-input --quiet "${wheels[@]}"
+fi
+
+# Optional: a system's own Python is left alone, and a machine without network does without.
+if [ "$with_tests" = 1 ] && ! "$(find_python)" -c 'import transformers, safetensors' 2>/dev/null; then
+  if [ "$(find_python)" != "$venv_dir/bin/python" ] ||
+    ! timeout 180 "$venv_dir/bin/pip" install --disable-pip-version-check --no-input --quiet --retries 1 --timeout 15 \
+      "transformers==$transformers_version" "safetensors==$safetensors_version"; then
+    say "setup: without the transformers package, so tests that compare with it will be skipped"
+  fi
 fi
 
 # ---- what is there now ----------------------------------------------------------------------------------------------

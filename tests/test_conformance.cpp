@@ -1,4 +1,5 @@
-// Every dense and GTP run of the reference itself (tests/data/reference), on CPU ranks: initial and final parameters, losses, norms.
+// Every dense and GTP run of the reference itself (tests/data/reference), on CPU ranks: initial and final parameters,
+// losses, norms.
 
 #include <ATen/ATen.h>
 
@@ -79,9 +80,12 @@ void check_case(const std::string& name, const json& entry) {
     const double params_norm = expected["params_norm"].get<double>();
     CHECK(std::abs(*steps[i].params_norm - params_norm) <= bounds.params_norm * params_norm);
     // Key biases have a true gradient of zero, so their zeros are rounding noise; in bf16 every count is.
-    const bool key_bias = !contains(flags_of(entry), "--disable-bias-linear") || contains(flags_of(entry), "--add-qkv-bias");
-    // From step 2 on a gradient can cancel to exactly zero in one order of summation and not in another: one such element is allowed.
-    if (!bf16 && !key_bias) CHECK(std::abs(*steps[i].num_zeros - expected["num_zeros"].get<double>()) <= (i == 0 ? 0.0 : 1.0));
+    const bool key_bias =
+        !contains(flags_of(entry), "--disable-bias-linear") || contains(flags_of(entry), "--add-qkv-bias");
+    // From step 2 on a gradient can cancel to exactly zero in one order of summation and not in another: one such
+    // element is allowed.
+    if (!bf16 && !key_bias)
+      CHECK(std::abs(*steps[i].num_zeros - expected["num_zeros"].get<double>()) <= (i == 0 ? 0.0 : 1.0));
   }
   for (int rank = 0; rank < ranks; ++rank) {
     INFO("rank " << rank);
@@ -127,7 +131,9 @@ void check_case(const std::string& name, const json& entry) {
     }
     REQUIRE(printed.size() == entry["evaluation"].size());
     for (std::size_t i = 0; i < printed.size(); ++i) {
-      const auto value = [](const std::string& line) { return std::stod(line.substr(line.find("lm loss value:") + 14)); };
+      const auto value = [](const std::string& line) {
+        return std::stod(line.substr(line.find("lm loss value:") + 14));
+      };
       CHECK(std::abs(value(printed[i]) - value(entry["evaluation"][i].get<std::string>())) <= bounds.later_loss);
     }
   }

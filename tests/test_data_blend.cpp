@@ -133,9 +133,7 @@ TEST_CASE("blend lists are told apart, and mixed lists are refused", "[cpu]") {
   CHECK(*parse({"1e-3", "a", "+1_000.5", "b"}).weights == std::vector<double>{1e-3, 1000.5});
   CHECK(parse({"1__0", "a"}).prefixes.size() == 2);
   for (const std::string bad : {"0", "-1", "nan", "inf", "1e999"}) {
-    CHECK(contains(error_of<ConfigError>([&] {
-                     (void)parse({"1", "a", bad, "b"});
-                   }),
+    CHECK(contains(error_of<ConfigError>([&] { (void)parse({"1", "a", bad, "b"}); }),
                    "'" + bad + "' must be a positive"));
   }
   CHECK(contains(error_of<ConfigError>([&] { (void)parse({"x", "a", "1", "b"}); }), "'x' stands where"));

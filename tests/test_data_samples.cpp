@@ -256,10 +256,8 @@ TEST_CASE("mask flags without an EOD id are refused", "[cpu]") {
   const TemporaryFolder folder;
   SampleOptions options;
   options.eod_mask_loss = true;
-  CHECK(contains(error_of<ConfigError>([&] {
-                   (void)sample_of(folder, {1, 2, 3}, options);
-                 }),
-                 "--null-tokenizer-eod-id"));
+  CHECK(
+      contains(error_of<ConfigError>([&] { (void)sample_of(folder, {1, 2, 3}, options); }), "--null-tokenizer-eod-id"));
 }
 
 TEST_CASE("tiny corpora give as many epochs as are needed", "[cpu]") {

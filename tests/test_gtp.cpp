@@ -1,4 +1,5 @@
-// Acceptance checks of GTP (spec/gtp.md 24) on thread ranks: equality over layouts, prefetch, recompute, padding, tied embeddings, biases.
+// Acceptance checks of GTP (spec/gtp.md 24) on thread ranks: equality over layouts, prefetch, recompute, padding, tied
+// embeddings, biases.
 
 #include <ATen/ATen.h>
 
@@ -14,15 +15,19 @@ using namespace pgpt;
 namespace {
 
 const std::string kBase =
-    "--mock-data --tokenizer-type NullTokenizer --vocab-size 128 --num-layers 2 --hidden-size 64 --ffn-hidden-size 96 --num-attention-heads 4 "
-    "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 4 --train-iters 4 --eval-interval 100 --eval-iters 0 "
-    "--lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 0 --lr-decay-iters 5 --lr-decay-style cosine --weight-decay 0.1 --clip-grad 1.0 "
-    "--attention-dropout 0 --hidden-dropout 0 --seed 1234 --log-interval 1 --num-workers 0 --log-params-norm --log-num-zeros-in-grad "
+    "--mock-data --tokenizer-type NullTokenizer --vocab-size 128 --num-layers 2 --hidden-size 64 --ffn-hidden-size 96 "
+    "--num-attention-heads 4 "
+    "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 4 --train-iters 4 "
+    "--eval-interval 100 --eval-iters 0 "
+    "--lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 0 --lr-decay-iters 5 --lr-decay-style cosine --weight-decay 0.1 "
+    "--clip-grad 1.0 "
+    "--attention-dropout 0 --hidden-dropout 0 --seed 1234 --log-interval 1 --num-workers 0 --log-params-norm "
+    "--log-num-zeros-in-grad "
     "--weight-init layout-invariant ";
 
 struct Run {
   std::vector<training::StepReport> steps;
-  std::map<std::string, at::Tensor> weights;              // whole, logical
+  std::map<std::string, at::Tensor> weights;                // whole, logical
   std::map<std::string, std::vector<at::Tensor>> replicas;  // every rank's copy of replicated parameters
   pgpt::gtp::WeightChain::Counters counters;
   std::vector<std::string> last_lines;
@@ -38,14 +43,15 @@ Run run(const std::string& flags, int ranks) {
     const std::lock_guard lock(mutex);
     for (parameter::Parameter& p : trainer.store().parameters()) {
       const auto range = p.layout.local_range(0);
-      at::Tensor& whole = result.weights.try_emplace(p.spec.name, at::zeros(p.layout.logical_shape, p.weight.options())).first->second;
+      at::Tensor& whole =
+          result.weights.try_emplace(p.spec.name, at::zeros(p.layout.logical_shape, p.weight.options())).first->second;
       const std::int64_t kept = range.end - range.begin;
       if (kept > 0) whole.narrow(0, range.begin, kept).copy_(p.weight.narrow(0, 0, kept));
       if (p.sharded()) {
         const std::int64_t padding = p.weight.size(0) - kept;
         if (padding > 0) {
-          result.largest_padding_gradient =
-              std::max(result.largest_padding_gradient, p.main_gradient.narrow(0, kept, padding).abs().max().item<double>());
+          result.largest_padding_gradient = std::max(
+              result.largest_padding_gradient, p.main_gradient.narrow(0, kept, padding).abs().max().item<double>());
         }
       } else {
         result.replicas[p.spec.name].push_back(p.weight.clone());
@@ -70,8 +76,9 @@ void check_equal_bits(const Run& a, const Run& b) {
   }
 }
 
-/// fp32 runs that differ in summation order only. Losses near 5 are means of sums with a relative error of a few 2^-24, so 2e-6 on the first
-/// step; Adam amplifies the gradients' relative error of the same size, for which the reference's own runs allow 1e-5 and, in weights, 5e-6.
+/// fp32 runs that differ in summation order only. Losses near 5 are means of sums with a relative error of a few 2^-24,
+/// so 2e-6 on the first step; Adam amplifies the gradients' relative error of the same size, for which the reference's
+/// own runs allow 1e-5 and, in weights, 5e-6.
 void check_equal_sums(const Run& a, const Run& b) {
   REQUIRE(a.steps.size() == b.steps.size());
   for (std::size_t i = 0; i < a.steps.size(); ++i) {
@@ -90,7 +97,8 @@ void check_equal_sums(const Run& a, const Run& b) {
 const std::string kNoBias = "--disable-bias-linear ";
 const std::string kUntied = "--untie-embeddings-and-output-weights ";
 const std::string kLlama =
-    "--disable-bias-linear --untie-embeddings-and-output-weights --swiglu --normalization RMSNorm --position-embedding-type rope "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --swiglu --normalization RMSNorm "
+    "--position-embedding-type rope "
     "--group-query-attention --num-query-groups 2 --qk-layernorm ";
 std::string shards_flag(int shards) { return "--tensor-parallel-num-weight-shards " + std::to_string(shards) + " "; }
 
@@ -126,7 +134,8 @@ TEST_CASE("GTP with data parallelism equals plain data parallelism in fp32", "[c
 }
 
 TEST_CASE("prefetch, asynchronous scatter and recompute change no bit", "[cpu][gtp]") {
-  for (const std::string& precision : {std::string(), std::string("--bf16 "), std::string("--bf16 --no-gradient-accumulation-fusion ")}) {
+  for (const std::string& precision :
+       {std::string(), std::string("--bf16 "), std::string("--bf16 --no-gradient-accumulation-fusion ")}) {
     for (const std::string& model : {std::string(), kLlama}) {
       INFO(precision << model);
       const std::string flags = precision + model + shards_flag(2);
@@ -136,9 +145,12 @@ TEST_CASE("prefetch, asynchronous scatter and recompute change no bit", "[cpu][g
       CHECK(on_demand.counters.prefetched_gathers == 0);
       check_equal_bits(on_demand, plain);
       check_equal_bits(run(flags + "--no-gtp-async-reduce-scatter", 2), plain);
-      check_equal_bits(run(flags + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", 2), plain);
-      check_equal_bits(run(flags + "--recompute-granularity full --recompute-method block --recompute-num-layers 1", 2), plain);
-      check_equal_bits(run(flags + "--recompute-granularity selective --recompute-modules core_attn layernorm mlp", 2), plain);
+      check_equal_bits(
+          run(flags + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", 2), plain);
+      check_equal_bits(run(flags + "--recompute-granularity full --recompute-method block --recompute-num-layers 1", 2),
+                       plain);
+      check_equal_bits(run(flags + "--recompute-granularity selective --recompute-modules core_attn layernorm mlp", 2),
+                       plain);
     }
   }
 }
@@ -148,12 +160,15 @@ TEST_CASE("recompute repeats the dropout masks", "[cpu][gtp]") {
   const Run plain = run(dropout, 1);
   const Run without = run("", 1);
   CHECK(plain.steps[0].losses[0].second != without.steps[0].losses[0].second);
-  check_equal_bits(run(dropout + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", 1), plain);
-  check_equal_bits(run(dropout + "--recompute-granularity selective --recompute-modules core_attn layernorm mlp", 1), plain);
+  check_equal_bits(run(dropout + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", 1),
+                   plain);
+  check_equal_bits(run(dropout + "--recompute-granularity selective --recompute-modules core_attn layernorm mlp", 1),
+                   plain);
 }
 
 TEST_CASE("GTP 2 in bf16 starts like data parallel 2 from equal weights", "[cpu][gtp]") {
-  // With the applied rate 0 on step 1, steps 1 and 2 run on equal weights: forward bits are equal; gradients differ by the rounding of halves.
+  // With the applied rate 0 on step 1, steps 1 and 2 run on equal weights: forward bits are equal; gradients differ by
+  // the rounding of halves.
   const std::string flags = "--bf16 --no-gradient-accumulation-fusion --lr-warmup-iters 1 " + kNoBias + kUntied;
   const Run sharded = run(flags + shards_flag(2), 2);
   const Run replicated = run(flags, 2);
@@ -171,7 +186,8 @@ TEST_CASE("per-token loss equals the default mean when every micro-batch has as 
 }
 
 TEST_CASE("per-token gradients do not depend on the layout when token counts differ", "[cpu][gtp]") {
-  const std::string flags = kUntied + "--calculate-per-token-loss --eod-mask-loss --vocab-size 24 --make-vocab-size-divisible-by 8 ";
+  const std::string flags =
+      kUntied + "--calculate-per-token-loss --eod-mask-loss --vocab-size 24 --make-vocab-size-divisible-by 8 ";
   const Run one = run(flags, 1);
   check_equal_sums(run(flags, 2), one);
   check_equal_sums(run(flags + shards_flag(2), 2), one);
@@ -203,7 +219,8 @@ TEST_CASE("Megatron initialisation draws each peer's shard from its own stream",
   shards["decoder.layers.0.mlp.linear_fc1.weight"].resize(2);
   shards["output_layer.weight"].resize(2);
   test::run_ranks(config, 2, [&](int rank, training::Trainer& trainer) {
-    for (auto& [name, parts] : shards) parts[static_cast<std::size_t>(rank)] = trainer.store().find(name).weight.clone();
+    for (auto& [name, parts] : shards)
+      parts[static_cast<std::size_t>(rank)] = trainer.store().find(name).weight.clone();
   });
   for (std::uint64_t rank = 0; rank < 2; ++rank) {
     kernels::PhiloxState stream{1234 + 2718 + 65536 * (1 + rank), 0};

@@ -23,7 +23,8 @@ namespace {
 /// CPU even where a GPU is visible.
 const test::Environment kCpu = {{"CUDA_VISIBLE_DEVICES", ""}};
 
-constexpr test::SeedTolerance kCpuTolerance{1e-4, 6e-4};  // spread of correct CPU implementations (docs/seed-comparison.md)
+constexpr test::SeedTolerance kCpuTolerance{1e-4,
+                                            6e-4};  // spread of correct CPU implementations (docs/seed-comparison.md)
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -31,7 +32,9 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 TEST_CASE("the published command runs on two ranks under every launcher", "[cpu][dist]") {
   const fs::path folder = test::scratch_folder("seed");
-  const auto flags = [&](const std::string& name) { return std::string(test::kSeedFlags) + " --metrics-file " + (folder / name).string(); };
+  const auto flags = [&](const std::string& name) {
+    return std::string(test::kSeedFlags) + " --metrics-file " + (folder / name).string();
+  };
 
   const auto plain = test::run_ranks(2, test::program(flags("plain")), kCpu, 60s);
   INFO(test::describe(plain));
@@ -41,7 +44,8 @@ TEST_CASE("the published command runs on two ranks under every launcher", "[cpu]
   CHECK(contains(plain[0].output, "> GTP parameters: 10 sharded, 10 classified into a chain of 10 uses"));
   CHECK(contains(plain[0].output, "parallel rank (0, 0, 0): 156928"));
   CHECK(contains(plain[1].output, "parallel rank (0, 1, 0): 156928"));
-  CHECK(contains(plain[1].output, " iteration        3/       3 | consumed samples:            6 | elapsed time per iteration (ms): "));
+  CHECK(contains(plain[1].output,
+                 " iteration        3/       3 | consumed samples:            6 | elapsed time per iteration (ms): "));
 
   const test::Ended torchrun = test::run_torchrun(2, test::program(flags("torchrun")), kCpu, 90s);
   INFO(test::describe(torchrun));
@@ -59,7 +63,8 @@ TEST_CASE("the published command runs on two ranks under every launcher", "[cpu]
 }
 
 TEST_CASE("the megatron window averages the first two steps", "[cpu][dist]") {
-  const auto ranks = test::run_ranks(2, test::program(std::string(test::kSeedFlags) + " --loss-window megatron"), kCpu, 60s);
+  const auto ranks =
+      test::run_ranks(2, test::program(std::string(test::kSeedFlags) + " --loss-window megatron"), kCpu, 60s);
   INFO(test::describe(ranks));
   std::vector<double> printed;
   std::istringstream lines(ranks[1].output);
@@ -75,13 +80,17 @@ TEST_CASE("the megatron window averages the first two steps", "[cpu][dist]") {
 
 TEST_CASE("without weight shards two ranks are plain data parallel", "[cpu][dist]") {
   const fs::path folder = test::scratch_folder("control");
-  const auto ranks = test::run_ranks(
-      2, test::program(std::string(test::kSeedFlags) + " --tensor-parallel-num-weight-shards 1 --metrics-file " + (folder / "m").string()), kCpu, 60s);
+  const auto ranks =
+      test::run_ranks(2,
+                      test::program(std::string(test::kSeedFlags) +
+                                    " --tensor-parallel-num-weight-shards 1 --metrics-file " + (folder / "m").string()),
+                      kCpu, 60s);
   INFO(test::describe(ranks));
   CHECK(contains(ranks[0].output, "> GTP parameters: none"));
   const std::vector<json> run = test::read_steps(folder / "m");
   REQUIRE(run.size() == 3);
-  // The reference's own DP 2 run of the local path, whose initial weights are the same (DESIGN: 4.905655861, 4.902487755, 4.789722443).
+  // The reference's own DP 2 run of the local path, whose initial weights are the same
+  // (DESIGN: 4.905655861, 4.902487755, 4.789722443).
   CHECK(std::abs(run[0]["lm_loss"].get<double>() - 4.905655861) <= 3e-4);
   CHECK(std::abs(run[1]["lm_loss"].get<double>() - 4.902487755) <= 3e-4);
   CHECK(std::abs(run[2]["lm_loss"].get<double>() - 4.789722443) <= 6e-4);
@@ -129,8 +138,11 @@ TEST_CASE("a missing corpus stops all ranks with one message", "[cpu][dist]") {
 
 TEST_CASE("a NaN in training stops every rank with exit code 5", "[cpu][dist]") {
   // A learning rate this large overflows the logits within a few steps.
-  const auto ranks =
-      test::run_ranks(2, test::program(std::string(test::kSeedFlags) + " --lr 1e38 --min-lr 1e38 --lr-warmup-iters 0 --train-iters 20 --lr-decay-iters 20"), kCpu, 60s);
+  const auto ranks = test::run_ranks(
+      2,
+      test::program(std::string(test::kSeedFlags) +
+                    " --lr 1e38 --min-lr 1e38 --lr-warmup-iters 0 --train-iters 20 --lr-decay-iters 20"),
+      kCpu, 60s);
   INFO(test::describe(ranks));
   CHECK(ranks[0].exit_code == 5);
   CHECK(ranks[1].exit_code == 5);
@@ -138,7 +150,9 @@ TEST_CASE("a NaN in training stops every rank with exit code 5", "[cpu][dist]") 
 }
 
 TEST_CASE("a killed or stopped rank ends the others in time", "[cpu][dist]") {
-  const std::string endless = std::string(test::kSeedFlags) + " --train-iters 1000000 --lr-decay-iters 1000000 --distributed-timeout-seconds-after-init 4";
+  const std::string endless =
+      std::string(test::kSeedFlags) +
+      " --train-iters 1000000 --lr-decay-iters 1000000 --distributed-timeout-seconds-after-init 4";
   SECTION("kill -9") {
     test::Job job(2, test::program(endless), kCpu);
     REQUIRE(job.rank(1).wait_for_output("iteration       20/", 40s));
@@ -213,10 +227,14 @@ TEST_CASE("a small model learns a real text corpus at byte level", "[cpu][dist]"
     writer.finish();
   }
   const std::string flags =
-      "--tokenizer-type NullTokenizer --vocab-size 256 --num-layers 2 --hidden-size 96 --num-attention-heads 4 --seq-length 64 "
-      "--max-position-embeddings 64 --micro-batch-size 8 --global-batch-size 16 --train-iters 300 --eval-iters 2 --eval-interval 150 --lr 4e-3 --min-lr 4e-4 "
-      "--lr-warmup-iters 20 --lr-decay-style cosine --attention-dropout 0 --hidden-dropout 0 --disable-bias-linear --swiglu --position-embedding-type "
-      "rope --normalization RMSNorm --tensor-parallel-num-weight-shards 2 --log-interval 50 --split 90,5,5 --metrics-file " +
+      "--tokenizer-type NullTokenizer --vocab-size 256 --num-layers 2 --hidden-size 96 --num-attention-heads 4 "
+      "--seq-length 64 "
+      "--max-position-embeddings 64 --micro-batch-size 8 --global-batch-size 16 --train-iters 300 --eval-iters 2 "
+      "--eval-interval 150 --lr 4e-3 --min-lr 4e-4 "
+      "--lr-warmup-iters 20 --lr-decay-style cosine --attention-dropout 0 --hidden-dropout 0 --disable-bias-linear "
+      "--swiglu --position-embedding-type "
+      "rope --normalization RMSNorm --tensor-parallel-num-weight-shards 2 --log-interval 50 --split 90,5,5 "
+      "--metrics-file " +
       (folder / "metrics").string() + " --data-path " + (folder / "corpus").string();
   const auto ranks = test::run_ranks(2, test::program(flags), kCpu, 150s);
   INFO(test::describe(ranks));

@@ -1,4 +1,5 @@
-// The program on one GPU: the published comparison with two ranks sharing it, one rank through NCCL, and the reference's fused-attention runs.
+// The program on one GPU: the published comparison with two ranks sharing it, one rank through NCCL, and the
+// reference's fused-attention runs.
 
 #include <cmath>
 #include <csignal>
@@ -37,10 +38,11 @@ TEST_CASE("two ranks sharing one GPU reproduce the published comparison", "[gpu]
   for (const Case& c : {Case{"reference", {2e-6, 6e-4}}, Case{"fast", {5e-5, 6e-4}}}) {
     INFO("--kernels " << c.kernels);
     const auto metrics = folder / c.kernels;
-    const auto ranks = test::run_ranks(2,
-                                       test::program(std::string(test::kSeedFlags) + " --distributed-backend gloo --kernels " + c.kernels +
-                                                     " --metrics-file " + metrics.string()),
-                                       {}, 120s);
+    const auto ranks =
+        test::run_ranks(2,
+                        test::program(std::string(test::kSeedFlags) + " --distributed-backend gloo --kernels " +
+                                      c.kernels + " --metrics-file " + metrics.string()),
+                        {}, 120s);
     INFO(test::describe(ranks));
     for (const test::Ended& rank : ranks) CHECK(rank.exit_code == 0);
     test::check_published(test::read_steps(metrics), c.tolerance);
@@ -51,8 +53,11 @@ TEST_CASE("two ranks sharing one GPU reproduce the published comparison", "[gpu]
 TEST_CASE("one rank through NCCL with two micro-batches starts from the other initial weights", "[gpu][dist]") {
   if (!gpus_visible(1)) return;
   const auto metrics = test::scratch_folder("gpu_one") / "metrics";
-  const auto ranks = test::run_ranks(
-      1, test::program(std::string(test::kSeedFlags) + " --tensor-parallel-num-weight-shards 1 --metrics-file " + metrics.string()), {}, 120s);
+  const auto ranks =
+      test::run_ranks(1,
+                      test::program(std::string(test::kSeedFlags) +
+                                    " --tensor-parallel-num-weight-shards 1 --metrics-file " + metrics.string()),
+                      {}, 120s);
   INFO(test::describe(ranks));
   CHECK(ranks[0].exit_code == 0);
   CHECK(contains(ranks[0].output, "backend nccl"));
@@ -77,8 +82,9 @@ TEST_CASE("the reference's fused-attention runs are reproduced on a GPU", "[gpu]
       } else {
         for (const auto& word : entry["flags"]) flags += word.get<std::string>() + " ";
       }
-      const auto ranks = test::run_ranks(entry["ranks"].get<int>(),
-                                         test::program(flags + " --distributed-backend gloo --metrics-file " + (folder / name).string()), {}, 120s);
+      const auto ranks = test::run_ranks(
+          entry["ranks"].get<int>(),
+          test::program(flags + " --distributed-backend gloo --metrics-file " + (folder / name).string()), {}, 120s);
       INFO(test::describe(ranks));
       const std::vector<json> steps = test::read_steps(folder / name);
       REQUIRE(steps.size() == entry["steps"].size());
@@ -117,14 +123,18 @@ TEST_CASE("two GPUs through NCCL reproduce the published comparison under every 
   }
 }
 
-TEST_CASE("on two GPUs prefetch, overlap and recompute change no bit, and fp32 GTP equals data parallelism", "[gpu][nccl]") {
+TEST_CASE("on two GPUs prefetch, overlap and recompute change no bit, and fp32 GTP equals data parallelism",
+          "[gpu][nccl]") {
   if (!gpus_visible(2)) return;
   const auto folder = test::scratch_folder("nccl_equal");
   // Biases, tied embeddings, three micro-batches, and rows that need padding (104 and 200 are no multiples of 32).
   const std::string base =
-      "--mock-data --tokenizer-type NullTokenizer --vocab-size 512 --num-layers 4 --hidden-size 104 --ffn-hidden-size 200 --num-attention-heads 4 "
-      "--kv-channels 32 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 --global-batch-size 12 --train-iters 200 --eval-iters 0 "
-      "--lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 10 --lr-decay-style cosine --weight-decay 0.1 --attention-dropout 0 --hidden-dropout 0 "
+      "--mock-data --tokenizer-type NullTokenizer --vocab-size 512 --num-layers 4 --hidden-size 104 --ffn-hidden-size "
+      "200 --num-attention-heads 4 "
+      "--kv-channels 32 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 --global-batch-size 12 "
+      "--train-iters 200 --eval-iters 0 "
+      "--lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 10 --lr-decay-style cosine --weight-decay 0.1 --attention-dropout 0 "
+      "--hidden-dropout 0 "
       "--log-interval 100 --num-workers 0 --deterministic-mode --weight-init layout-invariant --log-params-norm ";
   const auto run = [&](const std::string& name, const std::string& more) {
     const auto metrics = folder / name;
@@ -137,7 +147,9 @@ TEST_CASE("on two GPUs prefetch, overlap and recompute change no bit, and fp32 G
   };
   const auto equal = [](const std::vector<json>& a, const std::vector<json>& b) {
     for (std::size_t i = 0; i < a.size(); ++i) {
-      if (a[i]["lm_loss"] != b[i]["lm_loss"] || a[i]["grad_norm"] != b[i]["grad_norm"] || a[i]["params_norm"] != b[i]["params_norm"]) return false;
+      if (a[i]["lm_loss"] != b[i]["lm_loss"] || a[i]["grad_norm"] != b[i]["grad_norm"] ||
+          a[i]["params_norm"] != b[i]["params_norm"])
+        return false;
     }
     return true;
   };
@@ -146,7 +158,9 @@ TEST_CASE("on two GPUs prefetch, overlap and recompute change no bit, and fp32 G
   CHECK(equal(plain, run("on-demand", "--bf16 --no-gtp-prefetch " + shards)));
   CHECK(equal(plain, run("synchronous", "--bf16 --no-gtp-async-reduce-scatter " + shards)));
   CHECK(equal(plain, run("overlap", "--bf16 --overlap-grad-reduce " + shards)));
-  CHECK(equal(plain, run("recompute", "--bf16 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 " + shards)));
+  CHECK(equal(
+      plain, run("recompute",
+                 "--bf16 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 " + shards)));
   // fp32: equal up to summation order; the first steps show it before Adam amplifies anything.
   const auto sharded = run("fp32-gtp", shards);
   const auto replicated = run("fp32-dp", "--overlap-grad-reduce");
@@ -159,10 +173,12 @@ TEST_CASE("on two GPUs prefetch, overlap and recompute change no bit, and fp32 G
   CHECK(std::abs(sharded[199]["lm_loss"].get<double>() - replicated[199]["lm_loss"].get<double>()) <= 5e-2);
 }
 
-TEST_CASE("a killed or stopped GPU rank ends the other inside the deadline, naming group and operation", "[gpu][nccl]") {
+TEST_CASE("a killed or stopped GPU rank ends the other inside the deadline, naming group and operation",
+          "[gpu][nccl]") {
   if (!gpus_visible(2)) return;
   const std::string endless =
-      std::string(test::kSeedFlags) + " --train-iters 1000000 --lr-decay-iters 1000000 --log-interval 50 --distributed-timeout-seconds-after-init 5";
+      std::string(test::kSeedFlags) +
+      " --train-iters 1000000 --lr-decay-iters 1000000 --log-interval 50 --distributed-timeout-seconds-after-init 5";
   for (const int signal : {SIGKILL, SIGSTOP}) {
     INFO("signal " << signal);
     test::Job job(2, test::program(endless), {});
@@ -184,9 +200,11 @@ TEST_CASE("a killed or stopped GPU rank ends the other inside the deadline, nami
 TEST_CASE("a GPU run resumes from its checkpoint bit for bit", "[gpu][dist]") {
   if (!gpus_visible(1)) return;
   const auto folder = test::scratch_folder("gpu_resume");
-  const std::string base = std::string(test::kSeedFlags) + " --tensor-parallel-num-weight-shards 1 --train-iters 8 --lr-decay-iters 8 ";
+  const std::string base =
+      std::string(test::kSeedFlags) + " --tensor-parallel-num-weight-shards 1 --train-iters 8 --lr-decay-iters 8 ";
   const auto run = [&](const std::string& name, const std::string& more) {
-    const auto ranks = test::run_ranks(1, test::program(base + more + " --metrics-file " + (folder / name).string()), {}, 120s);
+    const auto ranks =
+        test::run_ranks(1, test::program(base + more + " --metrics-file " + (folder / name).string()), {}, 120s);
     INFO(test::describe(ranks));
     REQUIRE(ranks[0].exit_code == 0);
     return test::read_steps(folder / name);

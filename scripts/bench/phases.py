@@ -37,7 +37,8 @@ def compile_tracer(folder):
             continue
         target = pathlib.Path(folder) / "kernel_trace.so"
         source = pathlib.Path(__file__).with_name("kernel_trace.cpp")
-        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(target)]
+        command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}", "-I/usr/local/cuda/include",
+                   str(source), "-o", str(target)]  # some wheels lack crt/, which an installed toolkit has
         command += [str(libraries[0]), f"-Wl,-rpath,{libraries[0].parent}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return (target, None) if done.returncode == 0 else (None, "tracer: " + done.stderr.strip()[-300:])

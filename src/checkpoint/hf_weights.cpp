@@ -80,7 +80,10 @@ void HfWeights::check(const std::vector<HfLink>& links, HfFamily family, const c
       const Place* place = find(link.names[i]);
       PGPT_CHECK(DataError, place != nullptr, folder_.string(), " has no tensor ", link.names[i], ", which a ",
                  family_name(family), " model with this config.json has");
-      const std::vector<std::int64_t>& shape = files_.at(place->file)->entries().at(place->stored_name).shape;
+      const SafetensorsFile::Entry& entry = files_.at(place->file)->entries().at(place->stored_name);
+      const std::vector<std::int64_t>& shape = entry.shape;
+      PGPT_CHECK(DataError, at::isFloatingType(entry.dtype), folder_.string(), ": tensor ", link.names[i], " has type ",
+                 dtype_name(entry.dtype), ", which is no floating-point type; give the model before quantisation");
       PGPT_CHECK(DataError, shape == link.shapes[i], folder_.string(), ": tensor ", link.names[i], " has shape ",
                  shape_text(shape), ", by config.json it should have ", shape_text(link.shapes[i]));
       used.insert(place->stored_name);
@@ -150,7 +153,10 @@ std::size_t write_hf_weights(const fs::path& folder, const std::vector<HfLink>& 
       std::vector<at::Tensor> parts = to_hf(*link, read(link->native), model);
       for (std::size_t p = 0; p < parts.size(); ++p) {
         PGPT_ASSERT(parts[p].sizes().vec() == link->shapes[p], link->names[p]);
-        tensors.emplace_back(link->names[p], parts[p].to(dtype));
+        at::Tensor values = parts[p].to(dtype);
+        PGPT_CHECK(DataError, dtype != at::kHalf || values.isfinite().all().item<bool>(), "tensor ", link->names[p],
+                   " does not fit into float16; use --dtype bfloat16 or float32");
+        tensors.emplace_back(link->names[p], std::move(values));
         weight_map[link->names[p]] = name;
       }
     }

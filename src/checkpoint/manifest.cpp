@@ -229,7 +229,8 @@ Manifest read_manifest(const std::filesystem::path& directory) {
     const bool reference = std::filesystem::exists(directory / "metadata.json", error) ||
                            std::filesystem::exists(directory / ".metadata", error);
     PGPT_CHECK(DataError, !reference, directory.string(),
-               " is a Megatron-LM checkpoint; convert it first (docs/checkpoints.md)");
+               " is a Megatron-LM checkpoint; convert it first with scripts/convert_megatron_checkpoint.py "
+               "(docs/conversion.md)");
     throw DataError(
         concat("cannot open ", path.string(), ": ", cause, "; without its manifest the checkpoint is not complete"));
   }

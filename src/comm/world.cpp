@@ -336,7 +336,8 @@ void check_device_assignment(const LaunchEnvironment& env, BackendKind backend, 
 
 namespace {
 
-/// torch keeps a process-wide record of recent collectives. It is not safe for ranks that are threads, and our watchdog names the operation.
+/// torch keeps a process-wide record of recent collectives. It is not safe for ranks that are threads, and our watchdog
+/// names the operation.
 void silence_flight_recorder() {
   for (const char* name : {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}) ::setenv(name, "0", 1);
 }

@@ -63,7 +63,7 @@ bool ends_with(const std::string& text, std::string_view end) {
 
 /// Tells which of the two files is missing, and guesses why.
 void check_pair_exists(const std::string& prefix) {
-  struct stat info {};
+  struct stat info{};
   std::string missing;
   std::string reason;
   for (const char* suffix : {".idx", ".bin"}) {
@@ -137,7 +137,7 @@ IndexedDataset::IndexedDataset(std::string prefix, bool map_bin) : prefix_(std::
   } else {
     const int fd = ::open(bin_path.c_str(), O_RDONLY | O_CLOEXEC);
     PGPT_CHECK(DataError, fd >= 0, "cannot open ", bin_path, ": ", std::strerror(errno));
-    struct stat info {};
+    struct stat info{};
     try {
       PGPT_CHECK(DataError, ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode), "cannot read ", bin_path,
                  ": not a regular file");

@@ -46,7 +46,7 @@ std::string_view field(std::string_view header, std::string_view key, char stop)
 MappedFile::MappedFile(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   PGPT_CHECK(DataError, fd >= 0, "cannot open ", path, ": ", std::strerror(errno));
-  struct stat info {};
+  struct stat info{};
   const bool known = ::fstat(fd, &info) == 0;
   const int error = errno;
   if (!known || !S_ISREG(info.st_mode)) {

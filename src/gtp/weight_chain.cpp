@@ -15,9 +15,12 @@ constexpr std::size_t kNumPasses = 3;
 
 const char* pass_name(Pass pass) {
   switch (pass) {
-    case Pass::kForward: return "forward";
-    case Pass::kBackward: return "backward";
-    case Pass::kRecompute: return "recompute";
+    case Pass::kForward:
+      return "forward";
+    case Pass::kBackward:
+      return "backward";
+    case Pass::kRecompute:
+      return "recompute";
   }
   return "?";
 }
@@ -41,19 +44,20 @@ struct WeightChain::Gather {
 
 struct WeightChain::Scatter {
   comm::Pending pending;
-  at::Tensor shard;     // reduced part, or with fp32 accumulation all peers' parts [peers, shard elements]
+  at::Tensor shard;  // reduced part, or with fp32 accumulation all peers' parts [peers, shard elements]
   bool sum_parts = false;
 };
 
 const at::Tensor& GatheredWeight::get() const {
   if (slot_) {
-    PGPT_ASSERT(slot_->generation == generation_, "stale read of a gathered weight: its buffer now holds ", slot_->holds);
+    PGPT_ASSERT(slot_->generation == generation_, "stale read of a gathered weight: its buffer now holds ",
+                slot_->holds);
   }
   return tensor_;
 }
 
-WeightChain::WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, comm::Communicator& scatter, const ChainOptions& options,
-                         GradientReady on_gradient_ready)
+WeightChain::WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, comm::Communicator& scatter,
+                         const ChainOptions& options, GradientReady on_gradient_ready)
     : uses_(std::move(uses)),
       gather_(gather),
       scatter_(scatter),
@@ -79,7 +83,8 @@ WeightChain::WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, 
   for (std::size_t pass = 0; pass < kNumPasses; ++pass) {
     for (std::size_t parity = 0; parity < 2; ++parity) {
       auto slot = std::make_shared<GatheredWeight::Slot>();
-      // Forward has ended before backward starts, so both directions share memory; recompute runs inside backward and needs its own.
+      // Forward has ended before backward starts, so both directions share memory; recompute runs inside backward and
+      // needs its own.
       if (pass == index_of(Pass::kBackward)) {
         slot = slots_[parity];
       } else if (pass == index_of(Pass::kForward) || recomputes) {
@@ -94,7 +99,9 @@ WeightChain::~WeightChain() = default;
 
 bool WeightChain::distributed() const { return gather_.size() > 1; }
 
-WeightChain::Gather& WeightChain::gather_state(UseId use, Pass pass) { return *gathers_[index_of(pass) * uses_.size() + use]; }
+WeightChain::Gather& WeightChain::gather_state(UseId use, Pass pass) {
+  return *gathers_[index_of(pass) * uses_.size() + use];
+}
 
 std::ptrdiff_t WeightChain::next_use(UseId use, Pass pass) const {
   const auto current = static_cast<std::ptrdiff_t>(use);
@@ -153,8 +160,8 @@ GatheredWeight WeightChain::read(UseId use, Pass pass) {
 
 void WeightChain::end_pass(Pass pass) const {
   const std::ptrdiff_t in_flight = in_flight_[index_of(pass)];
-  PGPT_ASSERT(in_flight < 0, "the ", pass_name(pass), " pass ended with a gather of ", uses_[static_cast<std::size_t>(in_flight)].label,
-              " in flight");
+  PGPT_ASSERT(in_flight < 0, "the ", pass_name(pass), " pass ended with a gather of ",
+              uses_[static_cast<std::size_t>(in_flight)].label, " in flight");
 }
 
 void WeightChain::contribution_added(UseId use) {
@@ -190,7 +197,8 @@ void WeightChain::add_gradient(UseId use, at::Tensor gradient) {
     whole.narrow(0, gradient.size(0), padding).zero_();
   }
   auto scatter = std::make_unique<Scatter>();
-  // fp32 gradients are already summed in fp32, and two parts have one addition only: the plain collective loses nothing.
+  // fp32 gradients are already summed in fp32, and two parts have one addition only: the plain collective loses
+  // nothing.
   scatter->sum_parts = options_.fp32_accumulation && peers > 2 && whole.scalar_type() != at::kFloat;
   if (scatter->sum_parts) {
     scatter->shard = at::empty({peers, shard_rows * columns}, whole.options());

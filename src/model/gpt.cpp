@@ -24,11 +24,21 @@ parameter::Parameter* find_optional(parameter::ParameterStore& store, const std:
 kernels::ActivationOptions activation_options(const config::ModelConfig& config) {
   kernels::ActivationOptions options;
   switch (config.activation) {
-    case config::Activation::kGeluTanh: options.kind = kernels::ActivationKind::kGeluTanh; break;
-    case config::Activation::kGeluErf: options.kind = kernels::ActivationKind::kGeluErf; break;
-    case config::Activation::kSwiglu: options.kind = kernels::ActivationKind::kSwiglu; break;
-    case config::Activation::kSquaredRelu: options.kind = kernels::ActivationKind::kSquaredRelu; break;
-    case config::Activation::kQuickGeglu: options.kind = kernels::ActivationKind::kQuickGeglu; break;
+    case config::Activation::kGeluTanh:
+      options.kind = kernels::ActivationKind::kGeluTanh;
+      break;
+    case config::Activation::kGeluErf:
+      options.kind = kernels::ActivationKind::kGeluErf;
+      break;
+    case config::Activation::kSwiglu:
+      options.kind = kernels::ActivationKind::kSwiglu;
+      break;
+    case config::Activation::kSquaredRelu:
+      options.kind = kernels::ActivationKind::kSquaredRelu;
+      break;
+    case config::Activation::kQuickGeglu:
+      options.kind = kernels::ActivationKind::kQuickGeglu;
+      break;
   }
   options.fused_rounding = config.bias_activation_fusion;
   options.glu_offset = config.glu_linear_offset;
@@ -38,8 +48,8 @@ kernels::ActivationOptions activation_options(const config::ModelConfig& config)
 
 }  // namespace
 
-GptModel::GptModel(const config::ModelConfig& model, const config::TrainingConfig& training, parameter::ParameterStore& store,
-                   at::Device device)
+GptModel::GptModel(const config::ModelConfig& model, const config::TrainingConfig& training,
+                   parameter::ParameterStore& store, at::Device device)
     : config_(model) {
   if (config_.has_rope()) {
     kernels::RopeOptions options;
@@ -64,7 +74,8 @@ void GptModel::plan_chunks(const config::TrainingConfig& training) {
   }
   const auto size = static_cast<std::size_t>(training.recompute_num_layers);
   if (training.recompute_method == config::RecomputeMethod::kUniform) {
-    for (std::size_t begin = 0; begin < layers; begin += size) chunks_.push_back({begin, std::min(begin + size, layers), true});
+    for (std::size_t begin = 0; begin < layers; begin += size)
+      chunks_.push_back({begin, std::min(begin + size, layers), true});
     return;
   }
   // block: the first layers are recomputed one by one, the rest are kept.
@@ -81,8 +92,8 @@ void GptModel::build_layers(const config::TrainingConfig& training, parameter::P
     return selective && std::find(modules.begin(), modules.end(), module) != modules.end();
   };
   const SelectiveRecompute recompute{recomputes("core_attn"), recomputes("layernorm"), recomputes("mlp")};
-  const kernels::NormOptions norm_options{config_.norm_epsilon, config_.normalization == config::Normalization::kRMSNorm,
-                                          config_.zero_centered_gamma};
+  const kernels::NormOptions norm_options{
+      config_.norm_epsilon, config_.normalization == config::Normalization::kRMSNorm, config_.zero_centered_gamma};
   const auto norm = [&](const std::string& prefix) {
     return Norm{&store.find(prefix + "weight"), find_optional(store, prefix + "bias"), norm_options};
   };
@@ -104,7 +115,8 @@ void GptModel::build_layers(const config::TrainingConfig& training, parameter::P
       TransformerLayer& layer = layers_[i];
       layer.name = "decoder.layers." + std::to_string(i);
       layer.recompute = recompute;
-      layer.input_norm = norm(fused_norms ? layer.name + ".self_attention.linear_qkv.layer_norm_" : layer.name + ".input_layernorm.");
+      layer.input_norm =
+          norm(fused_norms ? layer.name + ".self_attention.linear_qkv.layer_norm_" : layer.name + ".input_layernorm.");
       layer.attention.name = layer.name + ".self_attention";
       layer.attention.layer_number = static_cast<std::int64_t>(i) + 1;
       layer.attention.rope = rope_.get();
@@ -114,11 +126,13 @@ void GptModel::build_layers(const config::TrainingConfig& training, parameter::P
         layer.attention.q_norm = std::make_unique<Norm>(norm(layer.attention.name + ".q_layernorm."));
         layer.attention.k_norm = std::make_unique<Norm>(norm(layer.attention.name + ".k_layernorm."));
       }
-      layer.pre_mlp_norm = norm(fused_norms ? layer.name + ".mlp.linear_fc1.layer_norm_" : layer.name + ".pre_mlp_layernorm.");
+      layer.pre_mlp_norm =
+          norm(fused_norms ? layer.name + ".mlp.linear_fc1.layer_norm_" : layer.name + ".pre_mlp_layernorm.");
       layer.mlp.name = layer.name + ".mlp";
       layer.mlp.activation = activation_options(config_);
       // With selective recompute of the MLP only fc1 runs again, so it is a group of its own.
-      layer.mlp.fc1 = linear(layer.mlp.name + ".linear_fc1", recompute.mlp ? static_cast<std::int64_t>(chunks_.size() + i) : group);
+      layer.mlp.fc1 =
+          linear(layer.mlp.name + ".linear_fc1", recompute.mlp ? static_cast<std::int64_t>(chunks_.size() + i) : group);
       layer.mlp.fc2 = linear(layer.mlp.name + ".linear_fc2", group);
     }
   }
@@ -147,34 +161,39 @@ Tensor GptModel::embed(const StepContext& context, const Batch& batch, Saved& sa
   return x;
 }
 
-void GptModel::embed_backward(const StepContext& context, const Batch& batch, const Tensor& gradient, const Saved& saved) const {
+void GptModel::embed_backward(const StepContext& context, const Batch& batch, const Tensor& gradient,
+                              const Saved& saved) const {
   Tensor dx = gradient.to(word_embeddings_->weight.scalar_type());
   if (saved.embedding_dropout.probability > 0.0) dx = kernels::dropout(dx, saved.embedding_dropout, context.policy);
   if (position_embeddings_ != nullptr) {
     add_replicated_gradient(context, *position_embeddings_,
-                            kernels::embedding_gradient(dx, batch.position_ids.view({-1}), position_embeddings_->weight.size(0), context.policy));
+                            kernels::embedding_gradient(dx, batch.position_ids.view({-1}),
+                                                        position_embeddings_->weight.size(0), context.policy));
   }
   const Tensor ids = batch.tokens.view({-1});
   const bool observed = context.observer != nullptr && context.observer->gradient;
   if (!context.chain->distributed() && word_embeddings_->main_gradient.scalar_type() == at::kFloat) {
     if (observed) {
-      context.observer->gradient(word_embeddings_->spec.name,
-                                 kernels::embedding_gradient(dx, ids, word_embeddings_->layout.logical_shape.at(0), context.policy));
+      context.observer->gradient(
+          word_embeddings_->spec.name,
+          kernels::embedding_gradient(dx, ids, word_embeddings_->layout.logical_shape.at(0), context.policy));
     }
     kernels::accumulate_embedding_gradient(word_embeddings_->main_gradient, dx, ids, context.policy);
     context.chain->gradient_added(kEmbeddingUse);
     return;
   }
-  Tensor table_gradient = kernels::embedding_gradient(dx, ids, word_embeddings_->layout.logical_shape.at(0), context.policy);
+  Tensor table_gradient =
+      kernels::embedding_gradient(dx, ids, word_embeddings_->layout.logical_shape.at(0), context.policy);
   if (observed) context.observer->gradient(word_embeddings_->spec.name, table_gradient);
   context.chain->add_gradient(kEmbeddingUse, std::move(table_gradient));
 }
 
-void GptModel::run_chunk(const StepContext& context, const Chunk& chunk, ResidualStream& stream, const Batch& batch, Pass pass,
-                         ChunkSaved& saved) const {
+void GptModel::run_chunk(const StepContext& context, const Chunk& chunk, ResidualStream& stream, const Batch& batch,
+                         Pass pass, ChunkSaved& saved) const {
   saved.layers.resize(chunk.end - chunk.begin);
   for (std::size_t i = chunk.begin; i < chunk.end; ++i) {
-    layers_[i].forward(context, stream, batch.tokens.size(0), batch.attention_mask, pass, saved.layers[i - chunk.begin]);
+    layers_[i].forward(context, stream, batch.tokens.size(0), batch.attention_mask, pass,
+                       saved.layers[i - chunk.begin]);
     // Evaluation, and a chunk that will be recomputed, keep nothing.
     if (!context.training || (chunk.recompute && pass == Pass::kForward)) saved.layers[i - chunk.begin] = {};
   }
@@ -197,7 +216,8 @@ LossSum GptModel::run_forward(const StepContext& context, const Batch& batch, bo
   context.observe("logits", logits);
   LossSum loss;
   if (with_gradient) {
-    loss.token_losses = kernels::cross_entropy_forward_backward_(logits, batch.labels, batch.gradient_scale, context.policy);
+    loss.token_losses =
+        kernels::cross_entropy_forward_backward_(logits, batch.labels, batch.gradient_scale, context.policy);
     saved.dlogits = std::move(logits);
   } else {
     loss.token_losses = kernels::cross_entropy_forward(logits, batch.labels, context.policy);

@@ -37,7 +37,8 @@ Tensor Norm::forward(const StepContext& context, ResidualStream& stream, Saved& 
   const Tensor shift = bias != nullptr ? bias->weight : Tensor();
   const bool plain_addition = stream.delta.defined() && !stream.bias.defined() && stream.dropout.probability == 0.0;
   if (plain_addition) {
-    saved.y = kernels::add_norm_forward(stream.x, stream.delta, gain, shift, options, saved.x, saved.statistics, context.policy);
+    saved.y = kernels::add_norm_forward(stream.x, stream.delta, gain, shift, options, saved.x, saved.statistics,
+                                        context.policy);
   } else {
     saved.x = stream.materialize(context);
     saved.y = kernels::norm_forward(saved.x, gain, shift, options, saved.statistics, context.policy);
@@ -48,13 +49,15 @@ Tensor Norm::forward(const StepContext& context, ResidualStream& stream, Saved& 
 
 Tensor Norm::recompute(const StepContext& context, const Saved& saved) const {
   kernels::NormStatistics statistics;
-  return kernels::norm_forward(saved.x, weight->weight, bias != nullptr ? bias->weight : Tensor(), options, statistics, context.policy);
+  return kernels::norm_forward(saved.x, weight->weight, bias != nullptr ? bias->weight : Tensor(), options, statistics,
+                               context.policy);
 }
 
-Tensor Norm::backward(const StepContext& context, const Tensor& dy, const Saved& saved, const Tensor& skip_gradient) const {
+Tensor Norm::backward(const StepContext& context, const Tensor& dy, const Saved& saved,
+                      const Tensor& skip_gradient) const {
   const kernels::NormGradients gradients =
-      kernels::norm_backward(dy, saved.x, weight->weight, bias != nullptr ? bias->weight : Tensor(), options, saved.statistics, skip_gradient,
-                             context.policy);
+      kernels::norm_backward(dy, saved.x, weight->weight, bias != nullptr ? bias->weight : Tensor(), options,
+                             saved.statistics, skip_gradient, context.policy);
   add_replicated_gradient(context, *weight, gradients.weight);
   if (bias != nullptr) add_replicated_gradient(context, *bias, gradients.bias);
   return gradients.input;
@@ -62,7 +65,8 @@ Tensor Norm::backward(const StepContext& context, const Tensor& dy, const Saved&
 
 // ---- linear ----
 
-Tensor Linear::forward(const StepContext& context, const Tensor& x, Pass pass, const Tensor& epilogue_bias, bool bias_in_epilogue) const {
+Tensor Linear::forward(const StepContext& context, const Tensor& x, Pass pass, const Tensor& epilogue_bias,
+                       bool bias_in_epilogue) const {
   const gtp::GatheredWeight weight = context.chain->read(use, pass);
   return kernels::linear(x, weight.get(), epilogue_bias, bias_in_epilogue);
 }
@@ -75,13 +79,15 @@ Tensor Linear::backward(const StepContext& context, const Tensor& dy, const Tens
   const at::ScalarType main_dtype = parameter.main_gradient.scalar_type();
   const bool observed = context.observer != nullptr && context.observer->gradient;
   if (context.fuse_gradient_accumulation && !chain.distributed() && main_dtype == at::kFloat) {
-    // The sum below never exists as a gradient of its own, so an observer gets one computed beside it and the step's bits stay the same.
+    // The sum below never exists as a gradient of its own, so an observer gets one computed beside it and the step's
+    // bits stay the same.
     if (observed) context.observer->gradient(parameter.spec.name, kernels::linear_weight_gradient(dy, x, main_dtype));
     kernels::accumulate_weight_gradient(parameter.main_gradient, dy, x);
     chain.gradient_added(use);
     return dx;
   }
-  // Under GTP only modules that the reference builds with Transformer Engine scatter in the main gradient's type (spec/model.md 10.3).
+  // Under GTP only modules that the reference builds with Transformer Engine scatter in the main gradient's type
+  // (spec/model.md 10.3).
   const bool wide = context.fuse_gradient_accumulation && (fused_gradient || !chain.distributed());
   Tensor gradient = kernels::linear_weight_gradient(dy, x, wide ? main_dtype : parameter.weight.scalar_type());
   if (observed) context.observer->gradient(parameter.spec.name, gradient);
@@ -96,7 +102,8 @@ namespace {
 kernels::AttentionForm attention_form(const config::ModelConfig& config, at::ScalarType dtype) {
   using config::AttentionBackend;
   const bool local = config.transformer_impl == config::TransformerImpl::kLocal;
-  if (!local && config.attention_backend != AttentionBackend::kUnfused && config.attention_backend != AttentionBackend::kLocal) {
+  if (!local && config.attention_backend != AttentionBackend::kUnfused &&
+      config.attention_backend != AttentionBackend::kLocal) {
     return kernels::AttentionForm::kFused;
   }
   const bool fused_softmax = local && config.masked_softmax_fusion && dtype != at::kFloat;
@@ -104,7 +111,8 @@ kernels::AttentionForm attention_form(const config::ModelConfig& config, at::Sca
   return kernels::AttentionForm::kUnfused;
 }
 
-kernels::AttentionOptions attention_options(const StepContext& context, std::int64_t layer_number, at::ScalarType dtype) {
+kernels::AttentionOptions attention_options(const StepContext& context, std::int64_t layer_number,
+                                            at::ScalarType dtype) {
   const config::ModelConfig& config = *context.config;
   kernels::AttentionOptions options;
   options.form = attention_form(config, dtype);
@@ -123,11 +131,24 @@ kernels::AttentionOptions attention_options(const StepContext& context, std::int
 
 }  // namespace
 
-kernels::Qkv SelfAttention::split(const StepContext& context, const Tensor& packed, std::int64_t batch, Saved& saved) const {
+std::string attention_implementation(const config::ModelConfig& config, at::ScalarType dtype, at::Device device) {
+  kernels::AttentionOptions options;
+  options.form = attention_form(config, dtype);
+  options.dropout = config.attention_dropout;
+  const auto heads = [&](std::int64_t count) {
+    return at::empty({1, config.seq_length, count, config.kv_channels}, at::TensorOptions(device).dtype(dtype));
+  };
+  const kernels::Qkv qkv{heads(config.num_attention_heads), heads(config.num_query_groups),
+                         heads(config.num_query_groups)};
+  return kernels::attention_implementation(qkv, {}, options);
+}
+
+kernels::Qkv SelfAttention::split(const StepContext& context, const Tensor& packed, std::int64_t batch,
+                                  Saved& saved) const {
   const config::ModelConfig& config = *context.config;
   const Tensor packed_BSF = packed.view({batch, packed.size(0) / batch, packed.size(1)});
-  kernels::Qkv heads = kernels::split_qkv(packed_BSF, config.num_attention_heads, config.num_query_groups, config.kv_channels,
-                                          q_norm ? nullptr : rope, context.policy);
+  kernels::Qkv heads = kernels::split_qkv(packed_BSF, config.num_attention_heads, config.num_query_groups,
+                                          config.kv_channels, q_norm ? nullptr : rope, context.policy);
   if (!q_norm) return heads;
   const auto normalise = [&](const Norm& norm, const Tensor& head, Norm::Saved& norm_saved) {
     ResidualStream rows{head.reshape({-1, config.kv_channels}), {}, {}, {}};
@@ -142,11 +163,12 @@ kernels::Qkv SelfAttention::split(const StepContext& context, const Tensor& pack
   return {q, k, heads.v};
 }
 
-Tensor SelfAttention::forward(const StepContext& context, const Tensor& x, std::int64_t batch, const Tensor& mask, Pass pass, bool recompute_core,
-                              Saved& saved) const {
+Tensor SelfAttention::forward(const StepContext& context, const Tensor& x, std::int64_t batch, const Tensor& mask,
+                              Pass pass, bool recompute_core, Saved& saved) const {
   const bool transformer_engine = context.config->transformer_impl == config::TransformerImpl::kTransformerEngine;
   saved.input = x;
-  const Tensor packed = qkv.forward(context, x, pass, qkv.bias != nullptr ? qkv.bias->weight : Tensor(), transformer_engine);
+  const Tensor packed =
+      qkv.forward(context, x, pass, qkv.bias != nullptr ? qkv.bias->weight : Tensor(), transformer_engine);
   context.observe(name + ".linear_qkv", packed);
   // The split may rotate the packed tensor in place, so a recomputed core keeps its own copy.
   if (recompute_core) saved.packed = rope != nullptr && !q_norm ? packed.clone() : packed;
@@ -165,8 +187,8 @@ Tensor SelfAttention::forward(const StepContext& context, const Tensor& x, std::
   return proj.forward(context, saved.context, pass);
 }
 
-Tensor SelfAttention::backward(const StepContext& context, const Tensor& ddelta, const Tensor& x, std::int64_t batch, bool recompute_core,
-                               Saved& saved) const {
+Tensor SelfAttention::backward(const StepContext& context, const Tensor& ddelta, const Tensor& x, std::int64_t batch,
+                               bool recompute_core, Saved& saved) const {
   const config::ModelConfig& config = *context.config;
   const std::int64_t sequence = x.size(0) / batch;
   const Tensor dcontext = proj.backward(context, ddelta, saved.context);
@@ -176,8 +198,8 @@ Tensor SelfAttention::backward(const StepContext& context, const Tensor& ddelta,
     const kernels::Qkv heads = split(context, saved.packed, batch, saved);
     (void)kernels::attention_forward(heads, mask, options, saved.core, context.policy);
   }
-  kernels::Qkv gradient = kernels::attention_backward(dcontext.view({batch, sequence, config.num_attention_heads, config.kv_channels}),
-                                                      saved.core, context.policy);
+  kernels::Qkv gradient = kernels::attention_backward(
+      dcontext.view({batch, sequence, config.num_attention_heads, config.kv_channels}), saved.core, context.policy);
   if (q_norm) {
     const auto through_norm = [&](const Norm& norm, const Tensor& heads, const Norm::Saved& norm_saved) {
       Tensor dy = heads.contiguous();
@@ -187,7 +209,8 @@ Tensor SelfAttention::backward(const StepContext& context, const Tensor& ddelta,
     gradient.q = through_norm(*q_norm, gradient.q, saved.q_norm);
     gradient.k = through_norm(*k_norm, gradient.k, saved.k_norm);
   }
-  const Tensor dpacked = kernels::merge_qkv_gradient(gradient, q_norm ? nullptr : rope, context.policy).view({x.size(0), config.qkv_rows()});
+  const Tensor dpacked = kernels::merge_qkv_gradient(gradient, q_norm ? nullptr : rope, context.policy)
+                             .view({x.size(0), config.qkv_rows()});
   if (qkv.bias != nullptr) add_replicated_gradient(context, *qkv.bias, kernels::column_sum(dpacked));
   return qkv.backward(context, dpacked, x);
 }
@@ -197,27 +220,29 @@ Tensor SelfAttention::backward(const StepContext& context, const Tensor& ddelta,
 Tensor Mlp::forward(const StepContext& context, const Tensor& x, Pass pass, Saved& saved) const {
   saved.input = x;
   saved.hidden = fc1.forward(context, x, pass);
-  saved.activated = kernels::activation_forward(saved.hidden, fc1.bias != nullptr ? fc1.bias->weight : Tensor(), activation, context.policy);
+  saved.activated = kernels::activation_forward(saved.hidden, fc1.bias != nullptr ? fc1.bias->weight : Tensor(),
+                                                activation, context.policy);
   context.observe(name + ".activation", saved.activated);
   return fc2.forward(context, saved.activated, pass);
 }
 
 Tensor Mlp::backward(const StepContext& context, const Tensor& ddelta, const Tensor& x, const Saved& saved) const {
   const Tensor dactivated = fc2.backward(context, ddelta, saved.activated);
-  const Tensor dhidden = kernels::activation_backward(dactivated, saved.hidden, fc1.bias != nullptr ? fc1.bias->weight : Tensor(), activation,
-                                                      context.policy);
+  const Tensor dhidden = kernels::activation_backward(
+      dactivated, saved.hidden, fc1.bias != nullptr ? fc1.bias->weight : Tensor(), activation, context.policy);
   if (fc1.bias != nullptr) add_replicated_gradient(context, *fc1.bias, kernels::column_sum(dhidden));
   return fc1.backward(context, dhidden, x);
 }
 
 // ---- layer ----
 
-void TransformerLayer::forward(const StepContext& context, ResidualStream& stream, std::int64_t batch, const Tensor& mask, Pass pass,
-                               Saved& saved) const {
+void TransformerLayer::forward(const StepContext& context, ResidualStream& stream, std::int64_t batch,
+                               const Tensor& mask, Pass pass, Saved& saved) const {
   saved.batch = batch;
   const Tensor attention_input = input_norm.forward(context, stream, saved.input_norm);
   context.observe(name + ".input_norm", attention_input);
-  stream.delta = attention.forward(context, attention_input, batch, mask, pass, recompute.core_attention, saved.attention);
+  stream.delta =
+      attention.forward(context, attention_input, batch, mask, pass, recompute.core_attention, saved.attention);
   context.observe(name + ".self_attention", stream.delta);
   stream.bias = attention.proj.bias != nullptr ? attention.proj.bias->weight : Tensor();
   stream.dropout = saved.attention_dropout = next_hidden_dropout(context);
@@ -238,7 +263,8 @@ void TransformerLayer::forward(const StepContext& context, ResidualStream& strea
 
 Tensor TransformerLayer::backward(const StepContext& context, const Tensor& gradient, Saved& saved) const {
   // Gradient of a branch output delta from the gradient of x + dropout(delta + bias).
-  const auto branch_gradient = [&](const Tensor& sum_gradient, const kernels::DropoutState& dropout, const Linear& last) {
+  const auto branch_gradient = [&](const Tensor& sum_gradient, const kernels::DropoutState& dropout,
+                                   const Linear& last) {
     Tensor branch = sum_gradient.to(context.chain->uses()[last.use].weight->weight.scalar_type());
     if (dropout.probability > 0.0) branch = kernels::dropout(branch, dropout, context.policy);
     if (last.bias != nullptr) add_replicated_gradient(context, *last.bias, kernels::column_sum(branch));
@@ -250,8 +276,8 @@ Tensor TransformerLayer::backward(const StepContext& context, const Tensor& grad
   if (!saved.mlp.hidden.defined()) {
     // fc1 alone is needed: backward of fc2 reads the activated tensor, not fc2's output.
     saved.mlp.hidden = mlp.fc1.forward(context, mlp_input, Pass::kRecompute);
-    saved.mlp.activated = kernels::activation_forward(saved.mlp.hidden, mlp.fc1.bias != nullptr ? mlp.fc1.bias->weight : Tensor(),
-                                                      mlp.activation, context.policy);
+    saved.mlp.activated = kernels::activation_forward(
+        saved.mlp.hidden, mlp.fc1.bias != nullptr ? mlp.fc1.bias->weight : Tensor(), mlp.activation, context.policy);
   }
   const Tensor dmlp_input = mlp.backward(context, ddelta_mlp, mlp_input, saved.mlp);
   saved.mlp = {};
@@ -261,8 +287,8 @@ Tensor TransformerLayer::backward(const StepContext& context, const Tensor& grad
   const Tensor ddelta_attention = branch_gradient(middle, saved.attention_dropout, attention.proj);
   Tensor attention_input = saved.attention.input;
   if (!attention_input.defined()) attention_input = input_norm.recompute(context, saved.input_norm);
-  const Tensor dattention_input =
-      attention.backward(context, ddelta_attention, attention_input, saved.batch, recompute.core_attention, saved.attention);
+  const Tensor dattention_input = attention.backward(context, ddelta_attention, attention_input, saved.batch,
+                                                     recompute.core_attention, saved.attention);
   saved.attention = {};
   Tensor before = input_norm.backward(context, dattention_input, saved.input_norm, middle);
   saved.input_norm = {};

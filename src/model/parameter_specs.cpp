@@ -9,12 +9,14 @@ using parameter::ParameterSpec;
 
 namespace {
 
-/// Collects specs; `use` counts up in forward order while registration follows the reference's module tree (spec/model.md 3).
+/// Collects specs; `use` counts up in forward order while registration follows the reference's module tree
+/// (spec/model.md 3).
 class SpecList {
  public:
   explicit SpecList(const config::ModelConfig& model) : model_(model) {}
 
-  void matrix(const std::string& name, std::int64_t rows, std::int64_t columns, double std, std::int64_t use, bool shard_drawn) {
+  void matrix(const std::string& name, std::int64_t rows, std::int64_t columns, double std, std::int64_t use,
+              bool shard_drawn) {
     ParameterSpec spec;
     spec.name = name;
     spec.shape = {rows, columns};
@@ -55,10 +57,12 @@ std::vector<ParameterSpec> GptModel::parameter_specs(const config::ModelConfig& 
   SpecList list(model);
   std::int64_t use = 0;
 
-  list.matrix("embedding.word_embeddings.weight", model.padded_vocab_size, h, model.embedding_init_method_std, use, false);
+  list.matrix("embedding.word_embeddings.weight", model.padded_vocab_size, h, model.embedding_init_method_std, use,
+              false);
   list.specs().back().decoupled_lr = true;
   if (model.position_embedding == config::PositionEmbedding::kLearnedAbsolute) {
-    list.matrix("embedding.position_embeddings.weight", model.max_position_embeddings, h, model.embedding_init_method_std, ++use, false);
+    list.matrix("embedding.position_embeddings.weight", model.max_position_embeddings, h,
+                model.embedding_init_method_std, ++use, false);
     list.specs().back().gtp_sharded = false;
     list.specs().back().init = InitRule::kPositionTable;
     list.specs().back().decoupled_lr = true;
@@ -67,14 +71,16 @@ std::vector<ParameterSpec> GptModel::parameter_specs(const config::ModelConfig& 
     const std::string layer = "decoder.layers." + std::to_string(i) + ".";
     const std::string attention = layer + "self_attention.";
     // Forward order: norm, qkv, q/k norms, proj, norm, fc1, fc2.
-    const std::int64_t norm1 = use + 1, qkv = use + 2, head_norms = use + 3, proj = use + 4, norm2 = use + 5, fc1 = use + 6, fc2 = use + 7;
+    const std::int64_t norm1 = use + 1, qkv = use + 2, head_norms = use + 3, proj = use + 4, norm2 = use + 5,
+                       fc1 = use + 6, fc2 = use + 7;
     use += 7;
     if (!fused_norms) list.norm(layer + "input_layernorm.", h, norm1);
     list.matrix(attention + "linear_proj.weight", h, model.query_projection_size(), output_std, proj, true);
     if (model.add_bias_linear) list.vector(attention + "linear_proj.bias", h, InitRule::kZeros, proj);
     if (fused_norms) list.norm(attention + "linear_qkv.layer_norm_", h, norm1);
     list.matrix(attention + "linear_qkv.weight", model.qkv_rows(), h, model.init_method_std, qkv, true);
-    if (model.add_bias_linear || model.add_qkv_bias) list.vector(attention + "linear_qkv.bias", model.qkv_rows(), InitRule::kZeros, qkv);
+    if (model.add_bias_linear || model.add_qkv_bias)
+      list.vector(attention + "linear_qkv.bias", model.qkv_rows(), InitRule::kZeros, qkv);
     if (model.qk_layernorm) {
       list.norm(attention + "q_layernorm.", model.kv_channels, head_norms);
       list.norm(attention + "k_layernorm.", model.kv_channels, head_norms);

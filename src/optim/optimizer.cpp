@@ -28,7 +28,8 @@ kernels::SegmentTable make_segments(const parameter::ParameterStore& store, cons
     segment.begin = parameter.offset;
     segment.end = parameter.offset + parameter.num_elements();
     segment.group = config.decoupled_lr && parameter.spec.decoupled_lr ? kDecoupledGroup : kDefaultGroup;
-    const bool head_norm = ends_with(parameter.spec.name, "q_layernorm.weight") || ends_with(parameter.spec.name, "k_layernorm.weight");
+    const bool head_norm =
+        ends_with(parameter.spec.name, "q_layernorm.weight") || ends_with(parameter.spec.name, "k_layernorm.weight");
     segment.weight_decay_multiplier = head_norm && config.apply_weight_decay_to_qk_layernorm
                                           ? 1.0F
                                           : static_cast<float>(parameter.spec.weight_decay_multiplier);
@@ -41,8 +42,9 @@ kernels::SegmentTable make_segments(const parameter::ParameterStore& store, cons
 
 }  // namespace
 
-Optimizer::Optimizer(parameter::ParameterStore& store, const config::OptimizerConfig& optimizer, const config::TrainingConfig& training,
-                     bool count_zeros, comm::Communicator& model_group, const kernels::Policy& policy)
+Optimizer::Optimizer(parameter::ParameterStore& store, const config::OptimizerConfig& optimizer,
+                     const config::TrainingConfig& training, bool count_zeros, comm::Communicator& model_group,
+                     const kernels::Policy& policy)
     : store_(store),
       config_(optimizer),
       model_group_(model_group),
@@ -118,9 +120,11 @@ StepOutcome Optimizer::step(const StepInputs& inputs) {
   if (config_.kind == config::OptimizerKind::kAdam) {
     const kernels::AdamOptions options{static_cast<float>(config_.adam_beta1), static_cast<float>(config_.adam_beta2),
                                        static_cast<float>(config_.adam_eps)};
-    kernels::adam_step(store_.weights(), master_, exp_avg_, exp_avg_sq_, gradients, segments_, options, scalars_, policy_);
+    kernels::adam_step(store_.weights(), master_, exp_avg_, exp_avg_sq_, gradients, segments_, options, scalars_,
+                       policy_);
   } else {
-    kernels::sgd_step(store_.weights(), master_, exp_avg_, gradients, segments_, config_.sgd_momentum, scalars_, policy_);
+    kernels::sgd_step(store_.weights(), master_, exp_avg_, gradients, segments_, config_.sgd_momentum, scalars_,
+                      policy_);
   }
   return outcome;
 }

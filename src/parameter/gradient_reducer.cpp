@@ -53,7 +53,8 @@ void GradientReducer::finish() {
   }
   for (comm::Pending& pending : in_flight_) pending.wait();
   if (gtp_.size() == 1) return;
-  // All parameters of a replicated stretch are whole on every GTP peer, so the stretch is one collective without a copy.
+  // All parameters of a replicated stretch are whole on every GTP peer, so the stretch is one collective without a
+  // copy.
   std::vector<comm::Pending> completions;
   for (const Bucket& bucket : store_.buckets()) {
     const std::int64_t length = bucket.replicated_end - bucket.replicated_begin;

@@ -48,7 +48,8 @@ ParameterStore::ParameterStore(std::vector<ParameterSpec> specs, const StoreOpti
     Bucket bucket;
     bucket.begin = offset;
     std::int64_t elements = 0;
-    while (next < order.size() && (bucket.parameters.empty() || options_.bucket_elements == 0 || elements < options_.bucket_elements)) {
+    while (next < order.size() &&
+           (bucket.parameters.empty() || options_.bucket_elements == 0 || elements < options_.bucket_elements)) {
       elements += product(parameters_[order[next]].layout.local_shape());
       bucket.parameters.push_back(order[next++]);
     }
@@ -129,7 +130,8 @@ void ParameterStore::draw(Parameter& parameter, RandomStreams& streams) {
 }
 
 Parameter& ParameterStore::find(const std::string& name) {
-  const auto it = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.spec.name == name; });
+  const auto it =
+      std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.spec.name == name; });
   PGPT_ASSERT(it != parameters_.end(), "no parameter named ", name);
   return *it;
 }

@@ -25,7 +25,8 @@ namespace pgpt::training {
 at::Device select_device(const config::Config& config, const comm::LaunchEnvironment& environment) {
   const int gpus = comm::visible_gpus();
   comm::check_device_assignment(
-      environment, config.parallel.backend == config::Backend::kNccl ? comm::BackendKind::kNccl : comm::BackendKind::kGloo, gpus);
+      environment,
+      config.parallel.backend == config::Backend::kNccl ? comm::BackendKind::kNccl : comm::BackendKind::kGloo, gpus);
   if (gpus == 0) return at::kCPU;
 #ifdef PGPT_WITH_CUDA
   const auto index = static_cast<c10::DeviceIndex>(environment.local_rank % gpus);

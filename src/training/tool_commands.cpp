@@ -19,22 +19,30 @@ const std::vector<ToolCommand>& tool_commands() {
   static const std::vector<ToolCommand> all = {
       {"estimate", "[--json] OPTIONS OF pretrain_gpt [--world-size N]",
        "Parameters, memory and operations of a training command for any layout, without a GPU.", tool_estimate},
-      {"inspect", "DIR [--step N] [--verify] [--arguments] [--json]", "What a checkpoint holds; --verify checks every byte.", tool_inspect},
+      {"inspect", "DIR [--step N] [--verify] [--arguments] [--json]",
+       "What a checkpoint holds; --verify checks every byte.", tool_inspect},
       {"compare",
-       "A B [--log] [--preset bf16|fp32|exact] [--exact] [--tolerance NAME=BOUND ...] [--iterations N ...] [--kinds KIND ...]\n"
+       "A B [--log] [--preset bf16|fp32|exact] [--exact] [--tolerance NAME=BOUND ...] [--iterations N ...] [--kinds "
+       "KIND ...]\n"
        "          [--initial FILE] [--iteration N] [--all] [--json] [--plot FILE.svg]",
-       "Compares two runs (evidence directories, safetensors files, metrics files, or logs with --log) and names the first difference;\n"
+       "Compares two runs (evidence directories, safetensors files, metrics files, or logs with --log) and names the "
+       "first difference;\n"
        "      exit code 1 when they differ.",
        tool_compare},
-      {"diff", "A B [--step-a N] [--step-b N]", "Compares two checkpoints, whatever layouts saved them; exit code 1 when they differ.", tool_diff},
+      {"diff", "A B [--step-a N] [--step-b N]",
+       "Compares two checkpoints, whatever layouts saved them; exit code 1 when they differ.", tool_diff},
       {"export",
        "--format hf --load DIR --output FOLDER [--step N] [--architecture NAME] [--dtype float32|bfloat16|float16]\n"
-       "          [--max-shard-size 5GB] [--tokenizer-model FOLDER] [--vocab-size N] [--bos-token-id N] [--eos-token-id N]",
-       "Writes the weights of a checkpoint as a Hugging Face model (gpt2, llama, mistral, qwen2 or qwen3).", tool_export},
+       "          [--max-shard-size 5GB] [--tokenizer-model FOLDER] [--vocab-size N] [--bos-token-id N] "
+       "[--eos-token-id N]",
+       "Writes the weights of a checkpoint as a Hugging Face model (gpt2, llama, mistral, qwen2 or qwen3).",
+       tool_export},
       {"import",
-       "--format hf|llmc|state --input PATH --output DIR [--make-vocab-size-divisible-by N] [--dtype float32|bfloat16|float16]\n"
+       "--format hf|llmc|state --input PATH --output DIR [--make-vocab-size-divisible-by N] [--dtype "
+       "float32|bfloat16|float16]\n"
        "          [--transformer-impl transformer_engine|local]",
-       "Makes a checkpoint of weights (for --load or --pretrained-checkpoint) from a Hugging Face folder or an llm.c .bin\n"
+       "Makes a checkpoint of weights (for --load or --pretrained-checkpoint) from a Hugging Face folder or an llm.c "
+       ".bin\n"
        "      file; format state is what scripts/convert_megatron_checkpoint.py hands over.",
        tool_import},
   };

@@ -92,7 +92,12 @@ ExitCode tool_import(const std::vector<std::string>& words) {
   const at::ScalarType dtype =
       arguments.has("--dtype") ? weight_type("import", *arguments.text("--dtype")) : source.dtype;
   for (ImportedTensor& tensor : source.tensors) {
-    tensor.read = [read = tensor.read, dtype] { return read().to(dtype); };
+    tensor.read = [read = tensor.read, name = tensor.name, dtype] {
+      at::Tensor values = read().to(dtype);
+      PGPT_CHECK(DataError, dtype != at::kHalf || values.isfinite().all().item<bool>(), "import: tensor ", name,
+                 " does not fit into float16; use --dtype bfloat16 or float32");
+      return values;
+    };
   }
   checkpoint::Manifest manifest;
   manifest.arguments = checkpoint::arguments_of_model(source.model);

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "pgpt/base/error.h"
 #include "pgpt/training/device.h"
@@ -129,7 +130,10 @@ void Trainer::load_checkpoint() {
   timers_.start("load-checkpoint", 0);
   const std::optional<RunPosition> loaded = checkpointer_->load();
   if (!config_.checkpoint.load_hf.empty()) {
+    world_.set_activity("loading the weights of " + config_.checkpoint.load_hf);
+    world_.set_slow(std::chrono::hours(2));  // other ranks wait while one still reads from a slow disk
     together([this] { load_hugging_face(config_, *store_, *optimizer_); });
+    world_.set_slow(std::chrono::milliseconds(0));
     print_first(concat("  successfully loaded the weights of ", config_.checkpoint.load_hf));
   }
   timers_.stop("load-checkpoint");
@@ -179,6 +183,9 @@ void Trainer::print_model_summary() const {
                   ? std::string("> GTP parameters: none")
                   : concat("> GTP parameters: ", sharded, " sharded, ", chained, " classified into a chain of ",
                            chain_->uses().size(), " uses, ", store_->parameters().size() - sharded, " replicated"));
+  const bool fast = device_.is_cuda() && policy_.fast;
+  print_first(concat("> kernels: ", fast ? "fast" : "libtorch", "; attention: ",
+                     model::attention_implementation(config_.model, store_->options().weight_dtype, device_)));
 }
 
 void Trainer::build_data() {

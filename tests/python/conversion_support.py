@@ -8,10 +8,12 @@ import subprocess
 
 PROGRAM = os.environ.get("PGPT_PROGRAM", "")
 TOOL = os.environ.get("PGPT_TOOL", "")
-TRAINING = ("--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --global-batch-size 2 --eval-interval 1000 "
-            "--eval-iters 0 --lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 0 --lr-decay-style cosine --lr-decay-iters 8 "
-            "--clip-grad 1.0 --attention-dropout 0 --hidden-dropout 0 --seed 1234 --log-interval 1 --dataloader-type single "
-            "--num-workers 0 --distributed-backend gloo")
+TRAINING = (
+    "--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --global-batch-size 2 --eval-interval 1000 "
+    "--eval-iters 0 --lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 0 --lr-decay-style cosine --lr-decay-iters 8 "
+    "--clip-grad 1.0 --attention-dropout 0 --hidden-dropout 0 --seed 1234 --log-interval 1 --dataloader-type single "
+    "--num-workers 0 --distributed-backend gloo"
+)
 TIMEOUT_SECONDS = 120
 
 
@@ -36,11 +38,25 @@ def free_port():
 
 def train(*parts, ranks=1):
     """Runs pretrain_gpt on ranks of this machine: (exit codes, what was printed after the arguments)."""
-    environment = dict(os.environ, OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(ranks),
-                       LOCAL_WORLD_SIZE=str(ranks))
+    environment = dict(
+        os.environ,
+        OMP_NUM_THREADS="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(free_port()),
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+    )
     command = [PROGRAM, *words(*parts)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank))) for rank in range(ranks)]
+    running = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=dict(environment, RANK=str(rank), LOCAL_RANK=str(rank)),
+        )
+        for rank in range(ranks)
+    ]
     try:
         printed = "".join(process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in running)
     finally:

@@ -229,7 +229,10 @@ Ended run_mpirun(int world_size, const std::vector<std::string>& command, const 
                  Milliseconds limit) {
   std::vector<std::string> full{"mpirun", "--allow-run-as-root", "--oversubscribe", "-n", std::to_string(world_size)};
   full.insert(full.end(), command.begin(), command.end());
-  return Process(full, environment).wait(limit);
+  // Without ssh on the machine mpirun refuses to start even local ranks; any existing program satisfies it.
+  Environment variables = environment;
+  variables.try_emplace("OMPI_MCA_plm_rsh_agent", "/bin/sh");
+  return Process(full, variables).wait(limit);
 }
 
 Ended run_torchrun(int world_size, const std::vector<std::string>& command, const Environment& environment,

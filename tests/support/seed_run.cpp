@@ -41,7 +41,8 @@ void check_published(const std::vector<nlohmann::json>& steps, SeedTolerance tol
   const double rates[] = {3e-4, 1.65e-4, 3e-5};
   for (std::size_t i = 0; i < 3; ++i) {
     INFO("step " << i + 1);
-    CHECK(std::abs(steps[i]["lm_loss"].get<double>() - losses[i]) <= (i < 2 ? tolerance.early_losses : tolerance.last_loss));
+    CHECK(std::abs(steps[i]["lm_loss"].get<double>() - losses[i]) <=
+          (i < 2 ? tolerance.early_losses : tolerance.last_loss));
     CHECK(std::abs(steps[i]["grad_norm"].get<double>() - norms[i]) <= 3e-3);
     CHECK(static_cast<float>(steps[i]["learning_rate_printed"].get<double>()) == static_cast<float>(rates[i]));
     CHECK(steps[i]["consumed_samples"] == 2 * (i + 1));

@@ -49,7 +49,8 @@ std::vector<RankResult> run_ranks(const config::Config& config, int ranks,
       RankResult& result = results[index];
       try {
         {
-          training::Trainer trainer(config, *worlds[index], at::kCPU, [&](const std::string& line) { result.lines.push_back(line); });
+          training::Trainer trainer(config, *worlds[index], at::kCPU,
+                                    [&](const std::string& line) { result.lines.push_back(line); });
           trainer.on_step = [&](const training::StepReport& report) { result.steps.push_back(report); };
           body(rank, trainer);
         }

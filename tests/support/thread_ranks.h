@@ -18,7 +18,8 @@ struct RankResult {
   std::vector<std::string> lines;
 };
 
-/// Runs `body(rank, trainer)` on `ranks` threads of this process, each with a Trainer over gloo; the first exception is rethrown.
+/// Runs `body(rank, trainer)` on `ranks` threads of this process, each with a Trainer over gloo; the first exception is
+/// rethrown.
 std::vector<RankResult> run_ranks(const config::Config& config, int ranks,
                                   const std::function<void(int rank, training::Trainer& trainer)>& body);
 

@@ -57,7 +57,8 @@ class MissingCheckpointError : public Error {
   explicit MissingCheckpointError(const std::string& m) : Error(ExitCode::kMissingCheckpoint, m) {}
 };
 
-/// An error that every rank throws at the same point of the run, so that all end in order and only one of them prints it.
+/// An error that every rank throws at the same point of the run, so that all end in order and only one of them prints
+/// it.
 class AgreedError : public Error {
  public:
   AgreedError(ExitCode code, const std::string& message, bool speaks) : Error(code, message), speaks_(speaks) {}
@@ -77,16 +78,17 @@ template <class... Args>
 
 }  // namespace pgpt
 
-/// Throws `ErrorType` with the concatenated message unless `condition` holds; for anything a user or the environment can cause.
-#define PGPT_CHECK(ErrorType, condition, ...)                                 \
-  do {                                                                        \
-    if (!(condition)) throw ::pgpt::ErrorType(::pgpt::concat(__VA_ARGS__));   \
+/// Throws `ErrorType` with the concatenated message unless `condition` holds; for anything a user or the environment
+/// can cause.
+#define PGPT_CHECK(ErrorType, condition, ...)                               \
+  do {                                                                      \
+    if (!(condition)) throw ::pgpt::ErrorType(::pgpt::concat(__VA_ARGS__)); \
   } while (false)
 
 /// Throws std::logic_error unless `condition` holds; for programming errors, kept in release builds.
-#define PGPT_ASSERT(condition, ...)                                                                        \
-  do {                                                                                                     \
-    if (!(condition))                                                                                      \
-      throw std::logic_error(::pgpt::concat("internal error at ", __FILE__, ":", __LINE__, ": ", #condition, \
-                                            " ", ##__VA_ARGS__));                                          \
+#define PGPT_ASSERT(condition, ...)                                                                             \
+  do {                                                                                                          \
+    if (!(condition))                                                                                           \
+      throw std::logic_error(                                                                                   \
+          ::pgpt::concat("internal error at ", __FILE__, ":", __LINE__, ": ", #condition, " ", ##__VA_ARGS__)); \
   } while (false)

@@ -89,8 +89,8 @@ void check_coverage(const Manifest& manifest, const std::string& where);
 
 /// The text of manifest.json, with a checksum of itself.
 [[nodiscard]] std::string manifest_text(const Manifest& manifest);
-/// The manifest that a text describes, with or without a checksum of itself, which is not looked at; converters write such texts. Throws
-/// DataError naming `where`.
+/// The manifest that a text describes, with or without a checksum of itself, which is not looked at; converters write
+/// such texts. Throws DataError naming `where`.
 [[nodiscard]] Manifest parse_manifest(const std::string& text, const std::string& where);
 /// Reads and checks DIRECTORY/manifest.json. Throws DataError naming path and cause.
 [[nodiscard]] Manifest read_manifest(const std::filesystem::path& directory);

@@ -21,18 +21,19 @@ using UseId = std::size_t;
 
 /// One read of a weight in the forward pass. A tied embedding has two.
 struct UseSpec {
-  std::string label;                          ///< for messages, e.g. "decoder.layers.0.mlp.linear_fc1"
+  std::string label;  ///< for messages, e.g. "decoder.layers.0.mlp.linear_fc1"
   parameter::Parameter* weight = nullptr;
-  bool prefetch = true;                       ///< false: always gathered on demand (the embedding)
-  bool read_in_backward = true;               ///< false: its gradient needs no weight (the embedding)
-  std::int64_t recompute_group = -1;          ///< uses that are recomputed together, in forward order; -1 = never recomputed
+  bool prefetch = true;               ///< false: always gathered on demand (the embedding)
+  bool read_in_backward = true;       ///< false: its gradient needs no weight (the embedding)
+  std::int64_t recompute_group = -1;  ///< uses that are recomputed together, in forward order; -1 = never recomputed
 };
 
 struct ChainOptions {
-  bool prefetch = true;            ///< gather the next weight while the current one is used
-  bool async_scatter = true;       ///< finish a reduce-scatter one use later
-  bool fp32_accumulation = false;  ///< above 2 peers: all-to-all and an fp32 sum instead of a reduce-scatter in the gradient's dtype
-  bool mean = true;                ///< divide gradients by the group size; false with --calculate-per-token-loss
+  bool prefetch = true;       ///< gather the next weight while the current one is used
+  bool async_scatter = true;  ///< finish a reduce-scatter one use later
+  bool fp32_accumulation =
+      false;         ///< above 2 peers: all-to-all and an fp32 sum instead of a reduce-scatter in the gradient's dtype
+  bool mean = true;  ///< divide gradients by the group size; false with --calculate-per-token-loss
 };
 
 /// A gathered weight; reading it after its buffer has been given to another weight is an error naming both.
@@ -49,18 +50,20 @@ class GatheredWeight {
   std::uint64_t generation_ = 0;
 };
 
-/// The sharded weights of one model in the order of their first use: gathers each before it is read, one ahead, and reduce-scatters each
-/// gradient, finishing one behind (spec/gtp.md 8-11). Immutable after construction; a group of one rank communicates and allocates nothing.
+/// The sharded weights of one model in the order of their first use: gathers each before it is read, one ahead, and
+/// reduce-scatters each gradient, finishing one behind (spec/gtp.md 8-11). Immutable after construction; a group of one
+/// rank communicates and allocates nothing.
 ///
-/// Calls happen on the thread and (CUDA) current stream of the computation. Every peer makes the same calls in the same order.
+/// Calls happen on the thread and (CUDA) current stream of the computation. Every peer makes the same calls in the same
+/// order.
 class WeightChain {
  public:
   /// Called when the last contribution of a microbatch to a weight's main gradient shard has been added.
   using GradientReady = std::function<void(parameter::Parameter&)>;
 
   /// `gather` and `scatter` span the same GTP peers (they may be one communicator, which serialises both directions).
-  WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, comm::Communicator& scatter, const ChainOptions& options,
-              GradientReady on_gradient_ready);
+  WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, comm::Communicator& scatter,
+              const ChainOptions& options, GradientReady on_gradient_ready);
   ~WeightChain();
   WeightChain(const WeightChain&) = delete;
   WeightChain& operator=(const WeightChain&) = delete;
@@ -68,16 +71,20 @@ class WeightChain {
   [[nodiscard]] bool distributed() const;
   [[nodiscard]] const std::vector<UseSpec>& uses() const { return uses_; }
 
-  /// The whole weight of a use, ready on the current stream; starts the gather of the pass's next use. It stays valid until the use after
-  /// the next is read in the same pass. Throws std::logic_error naming both uses when another use was the one prefetched.
+  /// The whole weight of a use, ready on the current stream; starts the gather of the pass's next use. It stays valid
+  /// until the use after the next is read in the same pass. Throws std::logic_error naming both uses when another use
+  /// was the one prefetched.
   [[nodiscard]] GatheredWeight read(UseId use, Pass pass);
-  /// Checks that a pass has ended with nothing in flight (after a forward-only evaluation, or before an optimizer step).
+  /// Checks that a pass has ended with nothing in flight (after a forward-only evaluation, or before an optimizer
+  /// step).
   void end_pass(Pass pass) const;
 
-  /// Adds one microbatch's whole weight gradient [rows, columns] of a use, in the dtype it is to be reduced in, to the main gradient: at once for
-  /// a group of one, else by a reduce-scatter that completes with the next calls. `gradient` may be overwritten.
+  /// Adds one microbatch's whole weight gradient [rows, columns] of a use, in the dtype it is to be reduced in, to the
+  /// main gradient: at once for a group of one, else by a reduce-scatter that completes with the next calls. `gradient`
+  /// may be overwritten.
   void add_gradient(UseId use, at::Tensor gradient);
-  /// The caller has added this use's gradient to the main gradient itself (groups of one only: gradient accumulation fusion).
+  /// The caller has added this use's gradient to the main gradient itself (groups of one only: gradient accumulation
+  /// fusion).
   void gradient_added(UseId use);
   /// Completes every reduce-scatter still in flight; before gradients are reduced further.
   void finish_gradients();
@@ -103,9 +110,9 @@ class WeightChain {
   ChainOptions options_;
   GradientReady on_gradient_ready_;
   Counters counters_;
-  std::vector<std::unique_ptr<Gather>> gathers_;     // [pass * uses + use]
-  std::vector<std::unique_ptr<Scatter>> scatters_;   // per use: in flight or null
-  std::vector<bool> last_in_backward_;               // per use: no earlier use reads the same weight
+  std::vector<std::unique_ptr<Gather>> gathers_;    // [pass * uses + use]
+  std::vector<std::unique_ptr<Scatter>> scatters_;  // per use: in flight or null
+  std::vector<bool> last_in_backward_;              // per use: no earlier use reads the same weight
   // Two buffers a pass, taken in turns by chain position, so that a weight being read and the next one never share.
   std::vector<std::shared_ptr<GatheredWeight::Slot>> slots_;  // [pass * 2 + parity]
   std::ptrdiff_t in_flight_[3] = {-1, -1, -1};                // per pass: the prefetched use, or -1

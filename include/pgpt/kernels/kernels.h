@@ -4,9 +4,10 @@
 //
 // Legend: T tokens (batch * sequence, batch-major), h hidden, N output features, K input features, V padded vocabulary,
 // b micro-batch, s sequence, nh query heads, ng key/value groups, d head dimension.
-// "rounded" means to the tensor's dtype (nearest even). Arithmetic is fp32 inside for 16-bit tensors, and in the tensor's own type for
-// fp32 and fp64 (fp64 only for tests). All inputs are contiguous unless said otherwise. CUDA work goes to the current stream.
-// On CUDA, `Policy::fast` picks this project's fused kernels where they exist; otherwise, and on CPU, ATen operations do the work.
+// "rounded" means to the tensor's dtype (nearest even). Arithmetic is fp32 inside for 16-bit tensors, and in the
+// tensor's own type for fp32 and fp64 (fp64 only for tests). All inputs are contiguous unless said otherwise. CUDA work
+// goes to the current stream. On CUDA, `Policy::fast` picks this project's fused kernels where they exist; otherwise,
+// and on CPU, ATen operations do the work.
 
 #include <ATen/core/Tensor.h>
 
@@ -23,9 +24,11 @@ struct Policy {
   bool deterministic = false;  ///< only kernels whose bits repeat
 };
 
-// ---- matrix products (linear.cpp) -------------------------------------------------------------------------------------------------
+// ---- matrix products (linear.cpp)
+// -------------------------------------------------------------------------------------------------
 
-/// y [T,N] = x [T,K] * weight [N,K]^T (+ bias [N] before the single rounding when `bias_in_epilogue`, else rounded product + bias).
+/// y [T,N] = x [T,K] * weight [N,K]^T (+ bias [N] before the single rounding when `bias_in_epilogue`, else rounded
+/// product + bias).
 [[nodiscard]] at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                                 bool bias_in_epilogue = true);
 /// dx [T,K] = dy [T,N] * weight [N,K].
@@ -37,7 +40,8 @@ void accumulate_weight_gradient(at::Tensor& main_gradient, const at::Tensor& dy,
 /// [N] = column sums of dy [T,N], accumulated in fp32, rounded to dy's dtype.
 [[nodiscard]] at::Tensor column_sum(const at::Tensor& dy);
 
-// ---- normalisation (norm.cpp) -----------------------------------------------------------------------------------------------------
+// ---- normalisation (norm.cpp)
+// -----------------------------------------------------------------------------------------------------
 
 struct NormOptions {
   double epsilon = 1e-5;
@@ -49,33 +53,39 @@ struct NormStatistics {
   at::Tensor mean;  // [T]
   at::Tensor rstd;  // [T]
 };
-/// y [T,h] = normalised x [T,h] in weight's dtype, one rounding; x may be fp32 while weight is 16-bit (fp32 residual stream).
-[[nodiscard]] at::Tensor norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const NormOptions& options,
-                                      NormStatistics& statistics, const Policy& policy);
-/// sum = rounded(residual + delta) in residual's dtype, then norm_forward(sum). Returns y; `sum` receives the new residual stream.
-[[nodiscard]] at::Tensor add_norm_forward(const at::Tensor& residual, const at::Tensor& delta, const at::Tensor& weight, const at::Tensor& bias,
-                                          const NormOptions& options, at::Tensor& sum, NormStatistics& statistics, const Policy& policy);
+/// y [T,h] = normalised x [T,h] in weight's dtype, one rounding; x may be fp32 while weight is 16-bit (fp32 residual
+/// stream).
+[[nodiscard]] at::Tensor norm_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                                      const NormOptions& options, NormStatistics& statistics, const Policy& policy);
+/// sum = rounded(residual + delta) in residual's dtype, then norm_forward(sum). Returns y; `sum` receives the new
+/// residual stream.
+[[nodiscard]] at::Tensor add_norm_forward(const at::Tensor& residual, const at::Tensor& delta, const at::Tensor& weight,
+                                          const at::Tensor& bias, const NormOptions& options, at::Tensor& sum,
+                                          NormStatistics& statistics, const Policy& policy);
 struct NormGradients {
   at::Tensor input;   // [T,h] in x's dtype
   at::Tensor weight;  // [h] in weight's dtype, from an fp32 sum
   at::Tensor bias;    // [h] or undefined
 };
-/// With y' and dy*g in fp32: dx = rstd * (dyg - y' * mean(dyg*y') - mean(dyg)) rounded; with `skip_gradient` [T,h] defined the result is
-/// rounded(skip_gradient + rounded dx).
-[[nodiscard]] NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                                          const NormOptions& options, const NormStatistics& statistics, const at::Tensor& skip_gradient,
+/// With y' and dy*g in fp32: dx = rstd * (dyg - y' * mean(dyg*y') - mean(dyg)) rounded; with `skip_gradient` [T,h]
+/// defined the result is rounded(skip_gradient + rounded dx).
+[[nodiscard]] NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                                          const at::Tensor& bias, const NormOptions& options,
+                                          const NormStatistics& statistics, const at::Tensor& skip_gradient,
                                           const Policy& policy);
 
-// ---- rotary positions and the packed QKV layout (rope.cpp) ------------------------------------------------------------------------
+// ---- rotary positions and the packed QKV layout (rope.cpp)
+// ------------------------------------------------------------------------
 
 struct RopeOptions {
-  std::int64_t dim = 0;        ///< rotated channels = floor(d * percent), even
+  std::int64_t dim = 0;  ///< rotated channels = floor(d * percent), even
   double base = 10000;
   std::int64_t interpolation_factor = 0;  ///< 0 = none: positions are divided by it
   bool llama3_scaling = false;
   double scaling_factor = 8.0;
   bool interleaved = false;
-  bool fused_rounding = true;  ///< fp32 angles and one rounding; false: cos, sin, both products and the sum each rounded
+  bool fused_rounding =
+      true;  ///< fp32 angles and one rounding; false: cos, sin, both products and the sum each rounded
 };
 /// Angles of every position, computed in fp32 as the reference does (spec/model.md 4.2).
 struct RopeTable {
@@ -84,7 +94,8 @@ struct RopeTable {
   RopeOptions options;
 };
 [[nodiscard]] RopeTable make_rope_table(std::int64_t seq_length, const RopeOptions& options, at::Device device);
-/// Rotates x [b,s,heads,d] (inner dimension contiguous) in place by position (index along s); `backward` rotates by the negative angle.
+/// Rotates x [b,s,heads,d] (inner dimension contiguous) in place by position (index along s); `backward` rotates by the
+/// negative angle.
 void rope_(at::Tensor& x, const RopeTable& table, bool backward, const Policy& policy);
 
 struct Qkv {
@@ -92,45 +103,51 @@ struct Qkv {
   at::Tensor k;  // [b,s,ng,d]
   at::Tensor v;  // [b,s,ng,d]
 };
-/// Splits packed [b,s,ng*(nh/ng+2)*d] (per group: its query heads, then k, then v); results are views where strides allow it, else copies.
-/// With `rope` q and k are rotated (the packed input may be overwritten).
-[[nodiscard]] Qkv split_qkv(at::Tensor packed, std::int64_t num_heads, std::int64_t num_groups, std::int64_t head_dim, const RopeTable* rope,
-                            const Policy& policy);
+/// Splits packed [b,s,ng*(nh/ng+2)*d] (per group: its query heads, then k, then v); results are views where strides
+/// allow it, else copies. With `rope` q and k are rotated (the packed input may be overwritten).
+[[nodiscard]] Qkv split_qkv(at::Tensor packed, std::int64_t num_heads, std::int64_t num_groups, std::int64_t head_dim,
+                            const RopeTable* rope, const Policy& policy);
 /// Inverse of split_qkv for gradients: [b,s,ng*(nh/ng+2)*d]; inputs may be strided.
 [[nodiscard]] at::Tensor merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy);
 
-// ---- attention (attention.cpp) ----------------------------------------------------------------------------------------------------
+// ---- attention (attention.cpp)
+// ----------------------------------------------------------------------------------------------------
 
 enum class AttentionForm {
-  kFused,                  ///< fp32 scores, un-normalised probabilities rounded before P*V (cuDNN on CUDA)
-  kUnfused,                ///< scores rounded once after scaling, fp32 softmax inside, rounded probabilities kept for backward
-  kUnfusedFp32Softmax,     ///< the same with fp32 probabilities kept for backward
+  kFused,    ///< fp32 scores, un-normalised probabilities rounded before P*V (cuDNN on CUDA)
+  kUnfused,  ///< scores rounded once after scaling, fp32 softmax inside, rounded probabilities kept for backward
+  kUnfusedFp32Softmax,  ///< the same with fp32 probabilities kept for backward
 };
 struct AttentionOptions {
   AttentionForm form = AttentionForm::kFused;
   double scale = 1.0;
-  double score_divisor = 1.0;      ///< query-key layer scaling: scores are divided by it and multiplied back inside the fp32 softmax
+  double score_divisor =
+      1.0;  ///< query-key layer scaling: scores are divided by it and multiplied back inside the fp32 softmax
   double dropout = 0.0;            ///< applied to the probabilities
   std::uint64_t dropout_seed = 0;  ///< with `dropout_offset` repeats the same mask in recompute and backward
   std::uint64_t dropout_offset = 0;
 };
 struct AttentionSaved {
-  at::Tensor q, k, v, out;         // inputs and output, [b,s,heads,d]
-  at::Tensor log_sum_exp;          // [b,nh,s] fp32 (kFused)
-  at::Tensor probabilities;        // [b,nh,s,s] (unfused forms)
-  at::Tensor mask;                 // bool [b,1,s,s], true = hidden; undefined = causal only
+  at::Tensor q, k, v, out;                // inputs and output, [b,s,heads,d]
+  at::Tensor log_sum_exp;                 // [b,nh,s] fp32 (kFused)
+  at::Tensor probabilities;               // [b,nh,s,s] (unfused forms)
+  at::Tensor mask;                        // bool [b,1,s,s], true = hidden; undefined = causal only
   at::Tensor philox_seed, philox_offset;  // of the cuDNN kernel
   AttentionOptions options;
 };
-/// out [b,s,nh,d] of causal attention; `mask` (true = hidden, includes causality) replaces the causal mask when defined. Inputs may be strided.
-[[nodiscard]] at::Tensor attention_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options, AttentionSaved& saved,
-                                           const Policy& policy);
+/// out [b,s,nh,d] of causal attention; `mask` (true = hidden, includes causality) replaces the causal mask when
+/// defined. Inputs may be strided.
+[[nodiscard]] at::Tensor attention_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+                                           AttentionSaved& saved, const Policy& policy);
 /// Gradients of q, k and v.
 [[nodiscard]] Qkv attention_backward(const at::Tensor& dout, const AttentionSaved& saved, const Policy& policy);
-/// Name of the implementation that attention_forward picks for these inputs, for logs: "cudnn", "composite (fused form)", ...
-[[nodiscard]] std::string attention_implementation(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options);
+/// Name of the implementation that attention_forward picks for these inputs, for logs: "cudnn", "composite (fused
+/// form)", ...
+[[nodiscard]] std::string attention_implementation(const Qkv& qkv, const at::Tensor& mask,
+                                                   const AttentionOptions& options);
 
-// ---- activations (activation.cpp) -------------------------------------------------------------------------------------------------
+// ---- activations (activation.cpp)
+// -------------------------------------------------------------------------------------------------
 
 enum class ActivationKind { kGeluTanh, kGeluErf, kSwiglu, kSquaredRelu, kQuickGeglu };
 struct ActivationOptions {
@@ -140,12 +157,14 @@ struct ActivationOptions {
   double clamp = 0.0;          ///< --activation-func-clamp-value, 0 = none
 };
 /// [T,f] from x [T,f] (gated kinds: [T,2f] = gate half, linear half) plus optional bias of x's width.
-[[nodiscard]] at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options, const Policy& policy);
+[[nodiscard]] at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias,
+                                            const ActivationOptions& options, const Policy& policy);
 /// Gradient of x (and of the bias before summing), [T, width of x], one rounding.
-[[nodiscard]] at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options,
-                                             const Policy& policy);
+[[nodiscard]] at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                                             const ActivationOptions& options, const Policy& policy);
 
-// ---- dropout and residual (dropout.cpp) -------------------------------------------------------------------------------------------
+// ---- dropout and residual (dropout.cpp)
+// -------------------------------------------------------------------------------------------
 
 /// Philox position of one dropout call; the same values give the same mask again.
 struct DropoutState {
@@ -153,37 +172,45 @@ struct DropoutState {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
 };
-/// x with elements zeroed with the given probability and the rest scaled by 1/(1-p), rounded. p = 0 returns x itself. The mask depends only
-/// on (seed, offset, element index): Philox4x32-10 with counter (offset, element/4), the same on CPU and CUDA.
+/// x with elements zeroed with the given probability and the rest scaled by 1/(1-p), rounded. p = 0 returns x itself.
+/// The mask depends only on (seed, offset, element index): Philox4x32-10 with counter (offset, element/4), the same on
+/// CPU and CUDA.
 [[nodiscard]] at::Tensor dropout(const at::Tensor& x, const DropoutState& state, const Policy& policy);
-/// residual + dropout(x + bias): with `fused_rounding` bias and residual share one rounding, else bias sum is rounded first. p = 0 and no
-/// bias: the plain rounded sum. residual may be fp32 while x is 16-bit.
-[[nodiscard]] at::Tensor bias_dropout_add(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, const DropoutState& state,
-                                          bool fused_rounding, const Policy& policy);
+/// residual + dropout(x + bias): with `fused_rounding` bias and residual share one rounding, else bias sum is rounded
+/// first. p = 0 and no bias: the plain rounded sum. residual may be fp32 while x is 16-bit.
+[[nodiscard]] at::Tensor bias_dropout_add(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual,
+                                          const DropoutState& state, bool fused_rounding, const Policy& policy);
 
-// ---- embedding and loss (embedding.cpp, cross_entropy.cpp) ------------------------------------------------------------------------
+// ---- embedding and loss (embedding.cpp, cross_entropy.cpp)
+// ------------------------------------------------------------------------
 
 /// [T,h] rows of table [V,h].
 [[nodiscard]] at::Tensor embedding_forward(const at::Tensor& table, const at::Tensor& ids);
 /// Dense [rows,h] gradient of an embedding table in dy's dtype (sums in fp32, rounded once), without atomics.
-[[nodiscard]] at::Tensor embedding_gradient(const at::Tensor& dy, const at::Tensor& ids, std::int64_t rows, const Policy& policy);
-/// main_gradient [rows,h] fp32 += embedding_gradient (row sums rounded to dy's dtype), on CUDA without the intermediate table.
-void accumulate_embedding_gradient(at::Tensor& main_gradient, const at::Tensor& dy, const at::Tensor& ids, const Policy& policy);
+[[nodiscard]] at::Tensor embedding_gradient(const at::Tensor& dy, const at::Tensor& ids, std::int64_t rows,
+                                            const Policy& policy);
+/// main_gradient [rows,h] fp32 += embedding_gradient (row sums rounded to dy's dtype), on CUDA without the intermediate
+/// table.
+void accumulate_embedding_gradient(at::Tensor& main_gradient, const at::Tensor& dy, const at::Tensor& ids,
+                                   const Policy& policy);
 
-/// Per-token loss [T] fp32 of logits [T,V] against labels [T] (int64): log(sum exp(l - max)) - (l_target - max), fp32 inside.
-[[nodiscard]] at::Tensor cross_entropy_forward(const at::Tensor& logits, const at::Tensor& labels, const Policy& policy);
+/// Per-token loss [T] fp32 of logits [T,V] against labels [T] (int64): log(sum exp(l - max)) - (l_target - max), fp32
+/// inside.
+[[nodiscard]] at::Tensor cross_entropy_forward(const at::Tensor& logits, const at::Tensor& labels,
+                                               const Policy& policy);
 /// The same, and logits are overwritten by their gradient (softmax - onehot) * scale[t] (scale [T] fp32), rounded once.
-[[nodiscard]] at::Tensor cross_entropy_forward_backward_(at::Tensor& logits, const at::Tensor& labels, const at::Tensor& scale,
-                                                         const Policy& policy);
+[[nodiscard]] at::Tensor cross_entropy_forward_backward_(at::Tensor& logits, const at::Tensor& labels,
+                                                         const at::Tensor& scale, const Policy& policy);
 
-// ---- flat buffers: norms, optimizers (optimizer.cpp) ------------------------------------------------------------------------------
+// ---- flat buffers: norms, optimizers (optimizer.cpp)
+// ------------------------------------------------------------------------------
 
 /// One parameter's stretch of the flat buffers, and what the optimizer and the norms do with it.
 struct Segment {
   std::int64_t begin = 0, end = 0;  ///< elements; alignment gaps belong to no segment
   std::int32_t group = 0;           ///< index into the learning-rate table
   float weight_decay_multiplier = 1;
-  float norm_weight = 1;            ///< 0 for duplicates that another rank counts
+  float norm_weight = 1;  ///< 0 for duplicates that another rank counts
 };
 /// Segments on host and, for CUDA, on the device as well.
 struct SegmentTable {
@@ -201,41 +228,46 @@ struct SegmentTable {
 
 /// Values of one optimizer step that live on the device, fp32: see the accessors for the order.
 struct StepScalars {
-  at::Tensor values;  ///< [kCount + 2 * groups] fp32 on the device
-  static constexpr std::int64_t kGradientScale = 0;  ///< clip coefficient (and 1/loss scale)
-  static constexpr std::int64_t kSkip = 1;           ///< != 0: nothing is changed
+  at::Tensor values;                                   ///< [kCount + 2 * groups] fp32 on the device
+  static constexpr std::int64_t kGradientScale = 0;    ///< clip coefficient (and 1/loss scale)
+  static constexpr std::int64_t kSkip = 1;             ///< != 0: nothing is changed
   static constexpr std::int64_t kBiasCorrection1 = 2;  ///< 1 - beta1^t
   static constexpr std::int64_t kBiasCorrection2 = 3;  ///< 1 - beta2^t
   static constexpr std::int64_t kWeightDecay = 4;
   static constexpr std::int64_t kFirstMomentum = 5;  ///< SGD: != 0 on the first step (buffer = gradient)
   static constexpr std::int64_t kCount = 6;          ///< then one learning rate a group
 };
-/// Ends the gradient norm on the device, without a host wait. `squared` (fp64 scalar) is the all-reduced squared norm of the raw gradients, which
-/// are loss_scale times too large (`loss_scale` fp32 scalar, or undefined for 1). Writes norm (fp32 scalar) = sqrt(squared) / loss_scale,
-/// scalars[kGradientScale] = (clip > 0 ? min(1, clip / (norm + 1e-6)) : 1) / loss_scale, where NaN stays NaN, and scalars[kSkip] = 1 where
-/// `non_finite` (fp32 scalar, or undefined for never) is not 0, else 0.
-void finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const at::Tensor& non_finite, double clip, at::Tensor& norm,
-                 StepScalars& scalars);
+/// Ends the gradient norm on the device, without a host wait. `squared` (fp64 scalar) is the all-reduced squared norm
+/// of the raw gradients, which are loss_scale times too large (`loss_scale` fp32 scalar, or undefined for 1). Writes
+/// norm (fp32 scalar) = sqrt(squared) / loss_scale, scalars[kGradientScale] = (clip > 0 ? min(1, clip / (norm + 1e-6))
+/// : 1) / loss_scale, where NaN stays NaN, and scalars[kSkip] = 1 where `non_finite` (fp32 scalar, or undefined for
+/// never) is not 0, else 0.
+void finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const at::Tensor& non_finite, double clip,
+                 at::Tensor& norm, StepScalars& scalars);
 struct AdamOptions {
   float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
 };
-/// Decoupled AdamW over all segments, spec/training.md 4.2: p -= lr * (m^ / (sqrt(v^) + eps) + wd * p), all fp32. `master` is the fp32 copy of
-/// `weights` (the same tensor when training in fp32); `gradient` is fp32 or bf16; weights receive the rounded master.
-void adam_step(at::Tensor& weights, at::Tensor& master, at::Tensor& exp_avg, at::Tensor& exp_avg_sq, const at::Tensor& gradient,
-               const SegmentTable& segments, const AdamOptions& options, const StepScalars& scalars, const Policy& policy);
+/// Decoupled AdamW over all segments, spec/training.md 4.2: p -= lr * (m^ / (sqrt(v^) + eps) + wd * p), all fp32.
+/// `master` is the fp32 copy of `weights` (the same tensor when training in fp32); `gradient` is fp32 or bf16; weights
+/// receive the rounded master.
+void adam_step(at::Tensor& weights, at::Tensor& master, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
+               const at::Tensor& gradient, const SegmentTable& segments, const AdamOptions& options,
+               const StepScalars& scalars, const Policy& policy);
 /// SGD with momentum: g += wd*p; buf = momentum*buf + g (first step: buf = g); p -= lr*buf.
-void sgd_step(at::Tensor& weights, at::Tensor& master, at::Tensor& momentum_buffer, const at::Tensor& gradient, const SegmentTable& segments,
-              double momentum, const StepScalars& scalars, const Policy& policy);
+void sgd_step(at::Tensor& weights, at::Tensor& master, at::Tensor& momentum_buffer, const at::Tensor& gradient,
+              const SegmentTable& segments, double momentum, const StepScalars& scalars, const Policy& policy);
 
-// ---- random draws (philox.cpp) ----------------------------------------------------------------------------------------------------
+// ---- random draws (philox.cpp)
+// ----------------------------------------------------------------------------------------------------
 
 /// State of one CUDA random stream: Philox key and offset.
 struct PhiloxState {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
 };
-/// Fills a contiguous tensor with the values `tensor.normal_(0, std)` gets from a CUDA generator in this state, and advances it. CUDA tensors:
-/// libtorch's own kernel, exact. CPU tensors: the same counters and exact math (spec/model.md 9.2); `sm_count` is the emulated GPU's.
+/// Fills a contiguous tensor with the values `tensor.normal_(0, std)` gets from a CUDA generator in this state, and
+/// advances it. CUDA tensors: libtorch's own kernel, exact. CPU tensors: the same counters and exact math
+/// (spec/model.md 9.2); `sm_count` is the emulated GPU's.
 void philox_normal_(at::Tensor& tensor, double std, PhiloxState& state, std::int64_t sm_count);
 /// The same for `tensor.uniform_(-bound, bound)` (Xavier initialisation).
 void philox_uniform_(at::Tensor& tensor, double bound, PhiloxState& state, std::int64_t sm_count);

@@ -33,8 +33,8 @@ struct StepContext {
   gtp::WeightChain* chain = nullptr;
   parameter::GradientReducer* reducer = nullptr;  ///< null in evaluation
   bool training = false;                          ///< false: no dropout, nothing saved for backward
-  bool fuse_gradient_accumulation = false;        ///< GEMMs add to fp32 main gradients (or scatter in fp32) without rounding
-  DropoutCursor* dropout = nullptr;               ///< advances with every dropout call
+  bool fuse_gradient_accumulation = false;  ///< GEMMs add to fp32 main gradients (or scatter in fp32) without rounding
+  DropoutCursor* dropout = nullptr;         ///< advances with every dropout call
   const Observer* observer = nullptr;
 
   void observe(const std::string& name, const at::Tensor& value) const {

@@ -30,13 +30,15 @@ struct LossSum {
 
 /// The dense GPT model of spec/model.md on one pipeline stage, with explicit forward and backward.
 ///
-/// Order of life: `parameter_specs` -> ParameterStore -> GptModel (binds layers to parameters) -> `chain_uses` -> WeightChain.
+/// Order of life: `parameter_specs` -> ParameterStore -> GptModel (binds layers to parameters) -> `chain_uses` ->
+/// WeightChain.
 class GptModel {
  public:
   /// All parameters in registration order, with tensor-parallel-local shapes.
   [[nodiscard]] static std::vector<parameter::ParameterSpec> parameter_specs(const config::ModelConfig& model);
 
-  GptModel(const config::ModelConfig& model, const config::TrainingConfig& training, parameter::ParameterStore& store, at::Device device);
+  GptModel(const config::ModelConfig& model, const config::TrainingConfig& training, parameter::ParameterStore& store,
+           at::Device device);
   GptModel(const GptModel&) = delete;
   GptModel& operator=(const GptModel&) = delete;
 
@@ -69,10 +71,12 @@ class GptModel {
   void build_layers(const config::TrainingConfig& training, parameter::ParameterStore& store);
   void plan_chunks(const config::TrainingConfig& training);
   [[nodiscard]] at::Tensor embed(const StepContext& context, const Batch& batch, Saved& saved) const;
-  void embed_backward(const StepContext& context, const Batch& batch, const at::Tensor& gradient, const Saved& saved) const;
-  void run_chunk(const StepContext& context, const Chunk& chunk, ResidualStream& stream, const Batch& batch, gtp::Pass pass,
-                 ChunkSaved& saved) const;
-  [[nodiscard]] LossSum run_forward(const StepContext& context, const Batch& batch, bool with_gradient, Saved& saved) const;
+  void embed_backward(const StepContext& context, const Batch& batch, const at::Tensor& gradient,
+                      const Saved& saved) const;
+  void run_chunk(const StepContext& context, const Chunk& chunk, ResidualStream& stream, const Batch& batch,
+                 gtp::Pass pass, ChunkSaved& saved) const;
+  [[nodiscard]] LossSum run_forward(const StepContext& context, const Batch& batch, bool with_gradient,
+                                    Saved& saved) const;
 
   config::ModelConfig config_;
   parameter::Parameter* word_embeddings_ = nullptr;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Transformer layers with explicit forward and backward. Activations are [T, features] with T = micro-batch * sequence, batch-major.
-// A layer's `Saved` is filled by forward and consumed once by backward. The residual stream travels as a sum not yet taken, so that the
-// addition is fused with the norm that follows.
+// Transformer layers with explicit forward and backward. Activations are [T, features] with T = micro-batch * sequence,
+// batch-major. A layer's `Saved` is filled by forward and consumed once by backward. The residual stream travels as a
+// sum not yet taken, so that the addition is fused with the norm that follows.
 
 #include <ATen/core/Tensor.h>
 
@@ -30,11 +30,12 @@ struct ResidualStream {
 struct Linear {
   gtp::UseId use = 0;
   parameter::Parameter* bias = nullptr;
-  bool fused_gradient = true;  ///< may use fp32 weight gradients under GTP (Transformer Engine modules); else the parameter dtype
+  bool fused_gradient =
+      true;  ///< may use fp32 weight gradients under GTP (Transformer Engine modules); else the parameter dtype
 
   /// y [T,N] = x W^T, without the bias.
-  [[nodiscard]] at::Tensor forward(const StepContext& context, const at::Tensor& x, gtp::Pass pass, const at::Tensor& epilogue_bias = {},
-                                   bool bias_in_epilogue = true) const;
+  [[nodiscard]] at::Tensor forward(const StepContext& context, const at::Tensor& x, gtp::Pass pass,
+                                   const at::Tensor& epilogue_bias = {}, bool bias_in_epilogue = true) const;
   /// Returns dx [T,K] and sends the weight gradient dy^T x on its way; `x` is the forward input.
   [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& dy, const at::Tensor& x) const;
 };
@@ -46,8 +47,8 @@ struct Norm {
   kernels::NormOptions options;
 
   struct Saved {
-    at::Tensor x;       // [T,h] the summed residual stream
-    at::Tensor y;       // [T,h] output; dropped when recomputed
+    at::Tensor x;  // [T,h] the summed residual stream
+    at::Tensor y;  // [T,h] output; dropped when recomputed
     kernels::NormStatistics statistics;
   };
   /// Takes the stream's sum (which becomes stream.x, with no delta) and normalises it.
@@ -55,7 +56,8 @@ struct Norm {
   /// The output again, from the saved input and statistics.
   [[nodiscard]] at::Tensor recompute(const StepContext& context, const Saved& saved) const;
   /// rounded(skip_gradient + dx); adds the gain and bias gradients.
-  [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& dy, const Saved& saved, const at::Tensor& skip_gradient) const;
+  [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& dy, const Saved& saved,
+                                    const at::Tensor& skip_gradient) const;
 };
 
 /// Which parts of a layer are computed again in backward instead of being kept (--recompute-granularity selective).
@@ -65,13 +67,14 @@ struct SelectiveRecompute {
   bool mlp = false;
 };
 
-/// Self-attention: packed QKV projection, optional per-head norms, rotary positions, causal attention, output projection.
+/// Self-attention: packed QKV projection, optional per-head norms, rotary positions, causal attention, output
+/// projection.
 class SelfAttention {
  public:
   struct Saved {
-    at::Tensor input;   // [T,h]; dropped when the norm is recomputed
-    at::Tensor packed;  // [T,qkv rows], only when the core is recomputed
-    at::Tensor context; // [T,nh*d] input of the output projection
+    at::Tensor input;    // [T,h]; dropped when the norm is recomputed
+    at::Tensor packed;   // [T,qkv rows], only when the core is recomputed
+    at::Tensor context;  // [T,nh*d] input of the output projection
     Norm::Saved q_norm, k_norm;
     kernels::AttentionSaved core;
   };
@@ -82,30 +85,36 @@ class SelfAttention {
   std::string name;
 
   /// delta [T,h] before the output bias.
-  [[nodiscard]] at::Tensor forward(const StepContext& context, const at::Tensor& x, std::int64_t batch, const at::Tensor& mask,
-                                   gtp::Pass pass, bool recompute_core, Saved& saved) const;
+  [[nodiscard]] at::Tensor forward(const StepContext& context, const at::Tensor& x, std::int64_t batch,
+                                   const at::Tensor& mask, gtp::Pass pass, bool recompute_core, Saved& saved) const;
   /// Gradient of the input; `ddelta` [T,h], `x` the input.
-  [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& ddelta, const at::Tensor& x, std::int64_t batch,
-                                    bool recompute_core, Saved& saved) const;
+  [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& ddelta, const at::Tensor& x,
+                                    std::int64_t batch, bool recompute_core, Saved& saved) const;
 
  private:
-  [[nodiscard]] kernels::Qkv split(const StepContext& context, const at::Tensor& packed, std::int64_t batch, Saved& saved) const;
+  [[nodiscard]] kernels::Qkv split(const StepContext& context, const at::Tensor& packed, std::int64_t batch,
+                                   Saved& saved) const;
 };
+
+/// Which attention implementation these layers run for causal micro-batches in training, for the start-up lines.
+[[nodiscard]] std::string attention_implementation(const config::ModelConfig& config, at::ScalarType dtype,
+                                                   at::Device device);
 
 /// Feed-forward block: fc1, activation (gated or not), fc2.
 class Mlp {
  public:
   struct Saved {
-    at::Tensor input;       // [T,h]
-    at::Tensor hidden;      // [T, fc1 rows] fc1 output without bias
-    at::Tensor activated;   // [T,f]
+    at::Tensor input;      // [T,h]
+    at::Tensor hidden;     // [T, fc1 rows] fc1 output without bias
+    at::Tensor activated;  // [T,f]
   };
   Linear fc1, fc2;
   kernels::ActivationOptions activation;
   std::string name;
 
   [[nodiscard]] at::Tensor forward(const StepContext& context, const at::Tensor& x, gtp::Pass pass, Saved& saved) const;
-  [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& ddelta, const at::Tensor& x, const Saved& saved) const;
+  [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& ddelta, const at::Tensor& x,
+                                    const Saved& saved) const;
 };
 
 /// norm, attention, norm, feed-forward around the residual stream.
@@ -125,7 +134,8 @@ class TransformerLayer {
   std::string name;
 
   /// Advances the stream by one layer; the last addition is left to whoever reads the stream next.
-  void forward(const StepContext& context, ResidualStream& stream, std::int64_t batch, const at::Tensor& mask, gtp::Pass pass, Saved& saved) const;
+  void forward(const StepContext& context, ResidualStream& stream, std::int64_t batch, const at::Tensor& mask,
+               gtp::Pass pass, Saved& saved) const;
   /// Takes the gradient of the stream's sum after the layer and returns it before the layer.
   [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& gradient, Saved& saved) const;
 };

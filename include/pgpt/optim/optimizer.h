@@ -25,19 +25,20 @@ struct StepInputs {
 
 /// What one step found and did.
 struct StepOutcome {
-  bool updated = true;                     ///< false: gradients overflowed (or were refused) and nothing changed
-  bool non_finite = false;                 ///< refused: the norm is NaN or Inf
-  std::optional<double> gradient_norm;     ///< before clipping, fp32; none on a skipped step
-  std::optional<std::int64_t> num_zeros;   ///< with --log-num-zeros-in-grad
+  bool updated = true;                    ///< false: gradients overflowed (or were refused) and nothing changed
+  bool non_finite = false;                ///< refused: the norm is NaN or Inf
+  std::optional<double> gradient_norm;    ///< before clipping, fp32; none on a skipped step
+  std::optional<std::int64_t> num_zeros;  ///< with --log-num-zeros-in-grad
 };
 
 /// Optimizer over the flat buffers: fp32 masters, Adam or SGD, global norm, clipping (spec/training.md 4).
 class Optimizer {
  public:
-  /// `model_group` spans the ranks whose gradients make up one model (T x GTP x P); the store must be initialised, since masters start
-  /// from its (rounded) weights.
-  Optimizer(parameter::ParameterStore& store, const config::OptimizerConfig& optimizer, const config::TrainingConfig& training,
-            bool count_zeros, comm::Communicator& model_group, const kernels::Policy& policy);
+  /// `model_group` spans the ranks whose gradients make up one model (T x GTP x P); the store must be initialised,
+  /// since masters start from its (rounded) weights.
+  Optimizer(parameter::ParameterStore& store, const config::OptimizerConfig& optimizer,
+            const config::TrainingConfig& training, bool count_zeros, comm::Communicator& model_group,
+            const kernels::Policy& policy);
 
   /// Unscales, tests, measures, clips and applies the main gradients; weights receive the rounded masters.
   [[nodiscard]] StepOutcome step(const StepInputs& inputs);
@@ -51,8 +52,8 @@ class Optimizer {
   [[nodiscard]] std::int64_t step_count() const { return steps_; }
   void set_step_count(std::int64_t steps) { steps_ = steps; }
 
-  /// Flat fp32 state, laid out like the store: (name, tensor) of the master (absent when training in fp32) and the moments. Names are the
-  /// reference's: fp32_param, exp_avg, exp_avg_sq, momentum_buffer.
+  /// Flat fp32 state, laid out like the store: (name, tensor) of the master (absent when training in fp32) and the
+  /// moments. Names are the reference's: fp32_param, exp_avg, exp_avg_sq, momentum_buffer.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> state() const;
 
  private:

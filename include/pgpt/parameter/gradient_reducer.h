@@ -12,16 +12,19 @@ namespace pgpt::parameter {
 struct ReducerOptions {
   bool overlap = false;         ///< reduce a bucket as soon as its last gradient of the last microbatch is ready
   bool per_token_loss = false;  ///< sums instead of means: no 1/(D*C) factor, SUM over GTP
-  bool check_non_finite = false;  ///< note on the device whether this rank's own gradients are finite, to name the culprit later
+  bool check_non_finite =
+      false;  ///< note on the device whether this rank's own gradients are finite, to name the culprit later
 };
 
-/// Makes main gradients whole: buckets over the replicate-data group, then replicated parameters over GTP (spec/gtp.md 12-13).
+/// Makes main gradients whole: buckets over the replicate-data group, then replicated parameters over GTP (spec/gtp.md
+/// 12-13).
 ///
 /// One step: begin_step, backward of all microbatches (every parameter reports once per microbatch), finish.
 class GradientReducer {
  public:
   /// The groups may have one rank each; nothing is communicated over those.
-  GradientReducer(ParameterStore& store, comm::Communicator& replicate_data, comm::Communicator& gtp, const ReducerOptions& options);
+  GradientReducer(ParameterStore& store, comm::Communicator& replicate_data, comm::Communicator& gtp,
+                  const ReducerOptions& options);
 
   /// Zeroes all main gradients and forgets the last step's readiness.
   void begin_step();
@@ -31,8 +34,8 @@ class GradientReducer {
   void parameter_ready(Parameter& parameter);
   /// Reduces what has not left yet, waits for everything, and completes parameters replicated over GTP.
   void finish();
-  /// Whether this rank's own gradients of this step held NaN or Inf before they were mixed with others' (reads the device; with
-  /// `check_non_finite` only).
+  /// Whether this rank's own gradients of this step held NaN or Inf before they were mixed with others' (reads the
+  /// device; with `check_non_finite` only).
   [[nodiscard]] bool produced_non_finite() const;
 
  private:
@@ -43,10 +46,10 @@ class GradientReducer {
   comm::Communicator& gtp_;
   ReducerOptions options_;
   bool last_microbatch_ = false;
-  std::vector<std::size_t> missing_;       // per bucket: parameters still to report in the last microbatch
-  std::vector<comm::Pending> in_flight_;   // per bucket
-  std::vector<bool> launched_;             // per bucket
-  std::vector<at::Tensor> non_finite_;     // fp32 flags, one a launched bucket
+  std::vector<std::size_t> missing_;      // per bucket: parameters still to report in the last microbatch
+  std::vector<comm::Pending> in_flight_;  // per bucket
+  std::vector<bool> launched_;            // per bucket
+  std::vector<at::Tensor> non_finite_;    // fp32 flags, one a launched bucket
 };
 
 }  // namespace pgpt::parameter

@@ -23,14 +23,14 @@ enum class InitRule {
 
 /// What a model declares of one parameter, in registration order (which is the order of the draws).
 struct ParameterSpec {
-  std::string name;                  ///< the reference's state-dict name
-  std::vector<std::int64_t> shape;   ///< logical shape on this tensor-parallel rank
+  std::string name;                 ///< the reference's state-dict name
+  std::vector<std::int64_t> shape;  ///< logical shape on this tensor-parallel rank
   InitRule init = InitRule::kZeros;
   double std = 0.02;
-  bool gtp_sharded = false;          ///< rows are cut over the GTP group
-  bool shard_drawn = false;          ///< each GTP peer draws only its shard, from its own stream (Transformer Engine linears)
-  std::int64_t first_use = 0;        ///< position in the forward pass; gradients become ready in reverse
-  bool decoupled_lr = false;         ///< embedding and output layer: --decoupled-lr applies
+  bool gtp_sharded = false;    ///< rows are cut over the GTP group
+  bool shard_drawn = false;    ///< each GTP peer draws only its shard, from its own stream (Transformer Engine linears)
+  std::int64_t first_use = 0;  ///< position in the forward pass; gradients become ready in reverse
+  bool decoupled_lr = false;   ///< embedding and output layer: --decoupled-lr applies
   double weight_decay_multiplier = 1.0;
 };
 
@@ -42,7 +42,8 @@ struct Parameter {
   at::Tensor main_gradient;  ///< same shape, fp32 (or the parameter dtype with bf16 gradient reduction)
   std::int64_t offset = 0;   ///< first element in the flat buffers
   std::int64_t bucket = 0;
-  bool gtp_duplicate = false;  ///< replicated over GTP and held here by a peer other than rank 0: skipped in norms and counts
+  bool gtp_duplicate =
+      false;  ///< replicated over GTP and held here by a peer other than rank 0: skipped in norms and counts
 
   [[nodiscard]] std::int64_t num_elements() const { return weight.numel(); }
   [[nodiscard]] bool sharded() const { return layout.sharded_over(mesh::Axis::kGtp); }
@@ -70,8 +71,9 @@ struct StoreOptions {
 
 /// Owns one contiguous tensor each for weights and main gradients, and every parameter's place in them.
 ///
-/// Order in memory is the reverse of first use, so gradients become ready front to back. Parameters start at multiples of 64 elements;
-/// inside a bucket those replicated over GTP lie together at its end. Alignment gaps are zero and stay zero.
+/// Order in memory is the reverse of first use, so gradients become ready front to back. Parameters start at multiples
+/// of 64 elements; inside a bucket those replicated over GTP lie together at its end. Alignment gaps are zero and stay
+/// zero.
 class ParameterStore {
  public:
   ParameterStore(std::vector<ParameterSpec> specs, const StoreOptions& options);

@@ -17,7 +17,8 @@ struct Cut {
   std::int64_t padding = 0;  ///< rows appended to the dimension before cutting, so that the parts are equal and aligned
 };
 
-/// Where a rank's part of a parameter lies in the whole: logical shape and an ordered list of cuts (TP first, then GTP rows).
+/// Where a rank's part of a parameter lies in the whole: logical shape and an ordered list of cuts (TP first, then GTP
+/// rows).
 struct ShardLayout {
   std::vector<std::int64_t> logical_shape;
   std::vector<Cut> cuts;
@@ -33,7 +34,8 @@ struct ShardLayout {
   [[nodiscard]] std::int64_t num_logical_elements() const;
 };
 
-/// Rows that a matrix of `rows` rows is padded by so that `gtp` equal shards are multiples of `alignment` rows (spec/gtp.md 7).
+/// Rows that a matrix of `rows` rows is padded by so that `gtp` equal shards are multiples of `alignment` rows
+/// (spec/gtp.md 7).
 [[nodiscard]] std::int64_t gtp_padding(std::int64_t rows, std::int64_t gtp, std::int64_t alignment = 16);
 
 }  // namespace pgpt::parameter

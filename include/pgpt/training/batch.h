@@ -7,7 +7,7 @@ namespace pgpt::training {
 
 /// Divisors of the loss of one micro-batch (spec/training.md 5).
 struct LossScaling {
-  bool per_token = false;              ///< no division here; gradients are divided by all tokens of the step at its end
+  bool per_token = false;  ///< no division here; gradients are divided by all tokens of the step at its end
   std::int64_t num_microbatches = 1;
   double loss_scale = 1.0;
 };

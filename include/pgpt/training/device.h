@@ -8,14 +8,15 @@
 
 namespace pgpt::training {
 
-/// The device of this rank: the GPU of its local rank where one is visible (with gloo several ranks may share one), else the CPU. Makes it
-/// current. Throws ConfigError when NCCL has fewer GPUs than local ranks.
+/// The device of this rank: the GPU of its local rank where one is visible (with gloo several ranks may share one),
+/// else the CPU. Makes it current. Throws ConfigError when NCCL has fewer GPUs than local ranks.
 [[nodiscard]] at::Device select_device(const config::Config& config, const comm::LaunchEnvironment& environment);
 
 /// Sets the number of CPU threads: OMP_NUM_THREADS if set, else allowed cores / local ranks, at least 1. Returns it.
 int configure_threads(const comm::LaunchEnvironment& environment);
 
-/// Numerical switches of libtorch that every run fixes: no TF32, reduced-precision sums inside GEMMs as configured, determinism when asked for.
+/// Numerical switches of libtorch that every run fixes: no TF32, reduced-precision sums inside GEMMs as configured,
+/// determinism when asked for.
 void configure_numerics(const config::Config& config);
 
 /// Waits until the device has finished all queued work.

@@ -9,8 +9,8 @@
 
 namespace pgpt::training {
 
-/// Everything that leaves the program step by step, on the rank that owns the loss (the last one): training line, metrics file, TensorBoard,
-/// progress line. On other ranks it does nothing.
+/// Everything that leaves the program step by step, on the rank that owns the loss (the last one): training line,
+/// metrics file, TensorBoard, progress line. On other ranks it does nothing.
 class Reporter {
  public:
   /// `loaded_iteration` is 0 for a fresh run; `owner` says whether this rank reports.
@@ -20,7 +20,9 @@ class Reporter {
   std::optional<PrintedLine> step(const StepReport& report);
   /// The progress line that belongs under a printed line, when progress lines are on.
   void progress();
-  void timers(std::int64_t iteration, const std::vector<std::pair<std::string, double>>& seconds) { sink_->timers(iteration, seconds); }
+  void timers(std::int64_t iteration, const std::vector<std::pair<std::string, double>>& seconds) {
+    sink_->timers(iteration, seconds);
+  }
   void evaluation(const EvaluationReport& report);
   [[nodiscard]] bool owner() const { return owner_; }
 
