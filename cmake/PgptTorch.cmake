@@ -34,6 +34,9 @@ get_filename_component(PGPT_SITE_PACKAGES ${PGPT_TORCH_DIR} DIRECTORY)
 message(STATUS "libtorch ${PGPT_TORCH_VERSION} from ${PGPT_TORCH_DIR}")
 
 add_library(pgpt_torch INTERFACE)
+# libtorch exports std::filesystem functions of a libstdc++ linked into it, some of which call null where no thread library came
+# first (remove_all crashes). The real libstdc++ must be found before it.
+target_link_libraries(pgpt_torch INTERFACE -lstdc++)
 target_include_directories(pgpt_torch SYSTEM INTERFACE ${PGPT_TORCH_DIR}/include ${PGPT_TORCH_DIR}/include/torch/csrc/api/include)
 target_compile_definitions(pgpt_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${PGPT_TORCH_CXX11_ABI})
 target_link_options(pgpt_torch INTERFACE "-Wl,-rpath,${PGPT_TORCH_DIR}/lib")
@@ -43,7 +46,7 @@ if(PGPT_CUDA)
   target_include_directories(pgpt_torch SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
   # libtorch_cuda registers its operators in static initialisers, so it must stay linked although nothing names it.
   target_link_libraries(pgpt_torch INTERFACE
-    "-Wl,--no-as-needed" ${PGPT_TORCH_DIR}/lib/libtorch_cuda.so ${PGPT_TORCH_DIR}/lib/libtorch.so "-Wl,--as-needed"
+    "-Wl,--no-as-needed" ${PGPT_TORCH_DIR}/lib/libtorch_cuda.so "-Wl,--as-needed"
     ${PGPT_TORCH_DIR}/lib/libtorch_cpu.so ${PGPT_TORCH_DIR}/lib/libc10_cuda.so ${PGPT_TORCH_DIR}/lib/libc10.so CUDA::cudart)
 else()
   message(STATUS "PGPT_CUDA=OFF: CPU-only build, no CUDA kernels and no NCCL backend")

@@ -89,11 +89,11 @@ if [ ${#wheels[@]} -gt 0 ]; then
 fi
 
 # Optional: a system's own Python is left alone, and a machine without network does without.
-if [ "$with_tests" = 1 ] && ! "$(find_python)" -c 'import transformers, safetensors' 2>/dev/null; then
+if [ "$with_tests" = 1 ] && ! "$(find_python)" -c 'import transformers, safetensors, tensorboard' 2>/dev/null; then
   if [ "$(find_python)" != "$venv_dir/bin/python" ] ||
     ! timeout 180 "$venv_dir/bin/pip" install --disable-pip-version-check --no-input --quiet --retries 1 --timeout 15 \
-      "transformers==$transformers_version" "safetensors==$safetensors_version"; then
-    say "setup: without the transformers package, so tests that compare with it will be skipped"
+      "transformers==$transformers_version" "safetensors==$safetensors_version" "tensorboard==$tensorboard_version"; then
+    say "setup: without the transformers and tensorboard packages, so tests that compare with them will be skipped"
   fi
 fi
 

@@ -51,7 +51,7 @@ TEST_CASE("requested samples are the reference's", "[cpu]") {
   }
   config::Config config;
   config.training.train_iters = 100;
-  config.training.global_batch_size = 8;
+  config.training.global_batch_size = config.training.eval_global_batch_size = 8;
   config.training.eval_iters = 10;
   CHECK(*requested_samples(config).valid == 80);  // no interval: only the final evaluation
   config.training.eval_interval = 20;

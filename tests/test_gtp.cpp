@@ -155,6 +155,11 @@ TEST_CASE("prefetch, asynchronous scatter and recompute change no bit", "[cpu][g
   }
 }
 
+TEST_CASE("the distributed optimizer has nothing to shard without replicas and changes no bit", "[cpu][gtp]") {
+  check_equal_bits(run(kUntied + shards_flag(2) + "--use-distributed-optimizer", 2), run(kUntied + shards_flag(2), 2));
+  CHECK_THROWS_AS(run(kUntied + "--use-distributed-optimizer", 2), ConfigError);
+}
+
 TEST_CASE("recompute repeats the dropout masks", "[cpu][gtp]") {
   const std::string dropout = "--attention-dropout 0.1 --hidden-dropout 0.1 ";
   const Run plain = run(dropout, 1);

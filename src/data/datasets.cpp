@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "pgpt/base/error.h"
+#include "pgpt/config/batch_calculator.h"
 #include "pgpt/data/blend.h"
 #include "pgpt/data/description.h"
 #include "pgpt/data/indexed_dataset.h"
@@ -293,22 +294,8 @@ std::array<std::optional<Origin>, 3> origins(const config::Config& config) {
 }  // namespace
 
 SampleCounts requested_samples(const config::Config& config) {
-  const auto& training = config.training;
-  const std::int64_t eval_batch = or_default(training.eval_global_batch_size, training.global_batch_size);
-  const std::int64_t one_evaluation = training.eval_iters * eval_batch;
-  SampleCounts counts;
-  counts.train =
-      training.train_samples > 0 ? training.train_samples : training.train_iters * training.global_batch_size;
-  counts.test = one_evaluation;
-  std::int64_t evaluations = 1;
-  if (!training.skip_train && training.eval_interval > 0) {
-    evaluations =
-        training.train_iters / training.eval_interval + 1 - training.start_eval_at_iter / training.eval_interval;
-    evaluations = std::max<std::int64_t>(evaluations, 0);
-  }
-  counts.valid = evaluations * one_evaluation;
-  if (training.full_validation) counts.valid = std::nullopt;
-  return counts;
+  const config::RequestedSamples requested = config::requested_samples(config.training);
+  return {requested.train, requested.validation, requested.test};
 }
 
 Datasets build_datasets(const config::Config& config, const TokenizerFacts& tokenizer, const SampleCounts& counts,

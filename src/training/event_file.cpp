@@ -8,26 +8,15 @@
 #include <ctime>
 
 #include "pgpt/base/error.h"
+#include "pgpt/checkpoint/checksum.h"
 #include "text.h"
 
 namespace pgpt::training {
 namespace {
 
-constexpr std::uint32_t kCastagnoli = 0x82f63b78;  // reflected polynomial
-
-std::array<std::uint32_t, 256> make_crc_table() {
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t i = 0; i < table.size(); ++i) {
-    std::uint32_t crc = i;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? kCastagnoli : 0);
-    table[i] = crc;
-  }
-  return table;
-}
-
 /// Record checksums are rotated and offset so that a checksum over data with embedded checksums stays useful.
 std::uint32_t masked_crc(std::string_view bytes) {
-  const std::uint32_t crc = crc32c(bytes);
+  const std::uint32_t crc = checkpoint::crc32c(bytes.data(), bytes.size());
   return std::rotr(crc, 15) + 0xa282ead8U;
 }
 
@@ -79,13 +68,6 @@ std::string event_with_value(const std::string& value, std::int64_t step, double
 }
 
 }  // namespace
-
-std::uint32_t crc32c(std::string_view bytes) {
-  static const std::array<std::uint32_t, 256> table = make_crc_table();
-  std::uint32_t crc = 0xffffffffU;
-  for (const char c : bytes) crc = (crc >> 8) ^ table[(crc ^ static_cast<unsigned char>(c)) & 0xff];
-  return ~crc;
-}
 
 EventFile::EventFile(const std::filesystem::path& folder) {
   std::error_code error;

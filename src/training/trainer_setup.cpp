@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "pgpt/base/error.h"
+#include "pgpt/config/flops.h"
 #include "pgpt/training/device.h"
 #include "pgpt/training/hugging_face_loading.h"
 #include "pgpt/training/startup_lines.h"
@@ -124,6 +125,9 @@ void Trainer::build_model() {
   checkpointer_ = std::make_unique<Checkpointer>(config_, world_, groups_, device_,
                                                  TrainedState{*store_, *optimizer_, *scheduler_, dropout_}, print_);
   print_model_summary();
+  if (training.train_samples > 0) print_first(training_iterations_line(training.train_iters));
+  print_first(decay_style_line(config_.optimizer.lr_decay_style));
+  if (config_.logging.throughput) print_first(config::describe_flops(config_.model));
 }
 
 void Trainer::load_checkpoint() {

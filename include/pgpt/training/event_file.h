@@ -8,9 +8,6 @@
 
 namespace pgpt::training {
 
-/// CRC-32C (Castagnoli) of some bytes.
-[[nodiscard]] std::uint32_t crc32c(std::string_view bytes);
-
 /// Writes one TensorBoard event file: framed records with masked checksums around protobuf messages, encoded here, so
 /// that no TensorFlow is needed. Every process writes a new file in the folder; TensorBoard reads them together.
 class EventFile {

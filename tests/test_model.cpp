@@ -1,0 +1,212 @@
+// The whole model's hand-written backward against libtorch autograd in fp64, over every kind of layer.
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <map>
+
+#include "pgpt/comm/world.h"
+#include "pgpt/model/gpt.h"
+#include "support/catch.h"
+#include "support/tensor_check.h"
+#include "support/thread_ranks.h"
+
+using namespace pgpt;
+using at::Tensor;
+
+namespace {
+
+using Leaves = std::map<std::string, Tensor>;
+
+Tensor reference_norm(const config::ModelConfig& c, const Leaves& p, const std::string& prefix, const Tensor& x) {
+  Tensor gain = p.at(prefix + "weight");
+  if (c.zero_centered_gamma) gain = gain + 1;
+  if (c.normalization == config::Normalization::kRMSNorm) {
+    return x * at::rsqrt(x.square().mean(-1, true) + c.norm_epsilon) * gain;
+  }
+  const Tensor centred = x - x.mean(-1, true);
+  return centred * at::rsqrt(centred.square().mean(-1, true) + c.norm_epsilon) * gain + p.at(prefix + "bias");
+}
+
+Tensor reference_rope(const kernels::RopeTable& table, const Tensor& x) {
+  const std::int64_t dim = table.options.dim;
+  const Tensor cos = table.cos.to(at::kDouble).unsqueeze(1);  // [s,1,dim/2]
+  const Tensor sin = table.sin.to(at::kDouble).unsqueeze(1);
+  const Tensor turned = x.narrow(-1, 0, dim);
+  Tensor result;
+  if (table.options.interleaved) {
+    const Tensor a = turned.slice(-1, 0, dim, 2), b = turned.slice(-1, 1, dim, 2);
+    result = at::stack({a * cos - b * sin, b * cos + a * sin}, -1).flatten(-2);
+  } else {
+    const Tensor a = turned.narrow(-1, 0, dim / 2), b = turned.narrow(-1, dim / 2, dim / 2);
+    result = at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
+  }
+  return at::cat({result, x.narrow(-1, dim, x.size(-1) - dim)}, -1);
+}
+
+Tensor reference_activation(const config::ModelConfig& c, const Tensor& y) {
+  if (c.gated()) {
+    const Tensor gate = y.narrow(-1, 0, c.ffn_hidden_size), linear = y.narrow(-1, c.ffn_hidden_size, c.ffn_hidden_size);
+    if (c.activation == config::Activation::kSwiglu) return at::silu(gate) * linear;
+    return gate * at::sigmoid(1.702 * gate) * (linear + c.glu_linear_offset);
+  }
+  if (c.activation == config::Activation::kSquaredRelu) return at::relu(y).square();
+  if (c.activation == config::Activation::kGeluErf) return 0.5 * y * (1 + at::erf(y / std::sqrt(2.0)));
+  return 0.5 * y * (1 + at::tanh(0.79788456 * y * (1 + 0.044715 * y * y)));
+}
+
+/// Sum of token losses times scale, by autograd operations; the formulas of spec/model.md 4 written out once more.
+Tensor reference_objective(const config::ModelConfig& c, const Leaves& p, const model::Batch& batch,
+                           const kernels::RopeTable* rope) {
+  const std::int64_t b = batch.tokens.size(0), s = batch.tokens.size(1), d = c.kv_channels;
+  const std::int64_t heads = c.num_attention_heads, groups = c.num_query_groups, per_group = heads / groups;
+  const auto affine = [&](const Tensor& x, const std::string& name) {
+    Tensor y = at::matmul(x, p.at(name + ".weight").t());
+    return p.count(name + ".bias") != 0 ? y + p.at(name + ".bias") : y;
+  };
+  Tensor x = p.at("embedding.word_embeddings.weight").index({batch.tokens});
+  if (p.count("embedding.position_embeddings.weight") != 0) {
+    x = x + p.at("embedding.position_embeddings.weight").index({batch.position_ids});
+  }
+  const Tensor hidden = at::ones({s, s}, at::kBool).triu(1);
+  for (std::int64_t i = 0; i < c.num_layers; ++i) {
+    const std::string layer = "decoder.layers." + std::to_string(i) + ".";
+    const std::string attention = layer + "self_attention.";
+    const Tensor y = reference_norm(c, p, attention + "linear_qkv.layer_norm_", x);
+    const Tensor packed = affine(y, attention + "linear_qkv").view({b, s, groups, per_group + 2, d});
+    Tensor q = packed.narrow(3, 0, per_group).reshape({b, s, heads, d});
+    Tensor k = packed.select(3, per_group);
+    const Tensor v = packed.select(3, per_group + 1);
+    if (c.qk_layernorm) {
+      q = reference_norm(c, p, attention + "q_layernorm.", q);
+      k = reference_norm(c, p, attention + "k_layernorm.", k);
+    }
+    if (rope != nullptr) {
+      q = reference_rope(*rope, q);
+      k = reference_rope(*rope, k);
+    }
+    const auto by_head = [&](const Tensor& t) {
+      return at::repeat_interleave(t, heads / t.size(2), 2).transpose(1, 2);
+    };
+    const Tensor scores = at::matmul(by_head(q), by_head(k).transpose(2, 3)) / std::sqrt(static_cast<double>(d));
+    const Tensor weights = at::softmax(scores.masked_fill(hidden, -INFINITY), -1);
+    x = x +
+        affine(at::matmul(weights, by_head(v)).transpose(1, 2).reshape({b, s, heads * d}), attention + "linear_proj");
+    const Tensor z = reference_norm(c, p, layer + "mlp.linear_fc1.layer_norm_", x);
+    x = x + affine(reference_activation(c, affine(z, layer + "mlp.linear_fc1")), layer + "mlp.linear_fc2");
+  }
+  const std::string output = c.untie_embeddings ? "output_layer.weight" : "embedding.word_embeddings.weight";
+  const Tensor logits = at::matmul(reference_norm(c, p, "decoder.final_layernorm.", x), p.at(output).t()).flatten(0, 1);
+  const Tensor losses = -at::log_softmax(logits, -1).gather(1, batch.labels.unsqueeze(1)).squeeze(1);
+  return (losses * batch.gradient_scale).sum();
+}
+
+void check_model(const std::string& flags, double relative_bound) {
+  INFO(flags);
+  const config::Config parsed = test::parse(
+      "--mock-data --tokenizer-type NullTokenizer --vocab-size 40 --make-vocab-size-divisible-by 8 --num-layers 2 "
+      "--hidden-size 24 --ffn-hidden-size 36 "
+      "--num-attention-heads 4 --kv-channels 8 --seq-length 12 --max-position-embeddings 16 --micro-batch-size 2 "
+      "--train-iters 1 --lr 1e-3 "
+      "--eval-iters 0 --attention-dropout 0 --hidden-dropout 0 " +
+          flags,
+      1);
+  const config::ModelConfig& c = parsed.model;
+  const auto worlds = comm::World::connect_threads(1);
+  const auto group = worlds[0]->create_group("one", {0});
+
+  const at::NoGradGuard no_grad;
+  parameter::StoreOptions options;
+  options.weight_dtype = options.gradient_dtype = at::kDouble;
+  parameter::ParameterStore store(model::GptModel::parameter_specs(c), options);
+  std::uint64_t seed = 1;
+  Leaves leaves;
+  for (parameter::Parameter& parameter : store.parameters()) {
+    const Tensor noise = test::random_normal(parameter.weight.sizes(), seed++) * 0.3;
+    parameter.weight.copy_(parameter.spec.init == parameter::InitRule::kOnes ? noise + 1 : noise);
+    const at::AutoGradMode with_grad(true);
+    leaves[parameter.spec.name] = test::leaf(parameter.weight);
+  }
+  parameter::GradientReducer reducer(store, *group, *group, {});
+  model::GptModel gpt(c, parsed.training, store, at::kCPU);
+  gtp::WeightChain chain(gpt.chain_uses(), *group, *group, {},
+                         [&](parameter::Parameter& p) { reducer.parameter_ready(p); });
+
+  model::Batch batch;
+  at::Generator generator = at::detail::createCPUGenerator(7);
+  batch.tokens = at::randint(40, {2, 12}, generator, at::TensorOptions().dtype(at::kLong));
+  batch.labels = at::randint(40, {24}, generator, at::TensorOptions().dtype(at::kLong));
+  batch.position_ids = at::arange(12, at::kLong).expand({2, 12}).contiguous();
+  batch.loss_mask = at::ones({24}, at::kDouble);
+  batch.gradient_scale = test::random_normal({24}, 8);
+
+  model::DropoutCursor cursor;
+  model::StepContext context;
+  context.config = &c;
+  context.chain = &chain;
+  context.reducer = &reducer;
+  context.training = true;
+  context.dropout = &cursor;
+  reducer.begin_step();
+  reducer.begin_last_microbatch();
+  const model::LossSum loss = gpt.forward_backward(context, batch);
+  chain.finish_gradients();
+  reducer.finish();
+
+  std::unique_ptr<kernels::RopeTable> rope;
+  if (c.has_rope()) {
+    kernels::RopeOptions rope_options;
+    rope_options.dim = static_cast<std::int64_t>(static_cast<double>(c.kv_channels) * c.rotary_percent);
+    rope_options.base = static_cast<double>(c.rotary_base);
+    rope_options.interleaved = c.rotary_interleaved;
+    rope = std::make_unique<kernels::RopeTable>(kernels::make_rope_table(c.seq_length, rope_options, at::kCPU));
+  }
+  const at::AutoGradMode with_grad(true);
+  const Tensor objective = reference_objective(c, leaves, batch, rope.get());
+  objective.backward();
+  const double ours = (loss.token_losses.to(at::kDouble) * batch.gradient_scale).sum().item<double>();
+  CHECK(std::abs(ours - objective.item<double>()) <= relative_bound * 100);  // 24 losses of size 4
+  for (const parameter::Parameter& parameter : store.parameters()) {
+    INFO(parameter.spec.name);
+    const Tensor expected = leaves.at(parameter.spec.name).grad();
+    REQUIRE(expected.defined());
+    test::require_within(parameter.main_gradient, expected,
+                         relative_bound * std::max(1.0, expected.abs().max().item<double>()));
+  }
+}
+
+// Both sides evaluate the same formulas in fp64. Chains of about 20 contractions (2 layers, forward and backward) over
+// at most 480 terms each give relative errors below 20 * 480 * 2^-53 = 1.1e-12 of values no larger than the largest
+// gradient; the weights' size amplifies by less than 10.
+constexpr double kBound = 1.1e-11;
+// The published derivative of tanh GELU has constants of ten digits.
+constexpr double kTanhBound = 1e-9;
+
+}  // namespace
+
+TEST_CASE("the model's backward equals libtorch autograd in fp64", "[cpu][model]") {
+  const std::string untied = "--untie-embeddings-and-output-weights ";
+  const std::string plain = "--disable-bias-linear ";
+  const std::string rope = "--position-embedding-type rope ";
+  check_model("", kTanhBound);  // GPT-2: biases, tanh GELU, tied, learned positions, LayerNorm
+  check_model("--no-bias-gelu-fusion " + untied, kBound);  // erf GELU with biases
+  check_model(plain + untied + "--apply-layernorm-1p ", kBound);
+  check_model(plain + untied + "--squared-relu --position-embedding-type none ", kBound);
+  check_model(plain + untied + "--swiglu --normalization RMSNorm --group-query-attention --num-query-groups 2 " + rope,
+              kBound);
+  check_model(
+      plain + "--swiglu --normalization RMSNorm --qk-layernorm --group-query-attention --num-query-groups 1 " + rope,
+      kBound);
+  check_model(plain + untied + "--qk-layernorm --add-qkv-bias --rotary-interleaved --no-rope-fusion " + rope, kBound);
+  check_model(plain + untied + "--quick-geglu --rotary-percent 0.5 " + rope, kBound);
+  check_model(plain + untied + "--attention-backend unfused ", kBound);
+}
+
+TEST_CASE("recompute gives the same gradients in fp64", "[cpu][model]") {
+  const std::string model =
+      "--disable-bias-linear --swiglu --normalization RMSNorm --qk-layernorm --group-query-attention "
+      "--num-query-groups 2 --position-embedding-type rope ";
+  check_model(model + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 ", kBound);
+  check_model(model + "--recompute-granularity selective --recompute-modules core_attn layernorm mlp ", kBound);
+}
