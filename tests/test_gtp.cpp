@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "pgpt/base/error.h"
 #include "support/catch.h"
 #include "support/thread_ranks.h"
 
@@ -157,7 +158,7 @@ TEST_CASE("prefetch, asynchronous scatter and recompute change no bit", "[cpu][g
 
 TEST_CASE("the distributed optimizer has nothing to shard without replicas and changes no bit", "[cpu][gtp]") {
   check_equal_bits(run(kUntied + shards_flag(2) + "--use-distributed-optimizer", 2), run(kUntied + shards_flag(2), 2));
-  CHECK_THROWS_AS(run(kUntied + "--use-distributed-optimizer", 2), ConfigError);
+  CHECK_THROWS_AS(run(kUntied + "--use-distributed-optimizer", 2), pgpt::ConfigError);
 }
 
 TEST_CASE("recompute repeats the dropout masks", "[cpu][gtp]") {
