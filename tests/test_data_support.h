@@ -18,6 +18,7 @@
 #include "pgpt/data/checksum.h"
 #include "pgpt/data/datasets.h"
 #include "pgpt/data/indexed_dataset.h"
+#include "support/temporary_folder.h"
 
 namespace pgpt::data::test {
 
@@ -36,26 +37,7 @@ inline const json& golden(const std::string& name) {
   return found->second;
 }
 
-/// A fresh folder, removed at the end of the test.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "pgpt_data_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using pgpt::test::TemporaryFolder;
 
 inline std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -102,10 +102,10 @@ Trainer::StepLoss Trainer::reduce_losses(const at::Tensor& local_sum, const data
   return result;
 }
 
-void Trainer::stop_on_non_finite_loss(double local_sum, double reduced_sum) {
+void Trainer::stop_on_non_finite_loss(const at::Tensor& local_sum, double reduced_sum) {
   if (std::isfinite(reduced_sum)) return;
   // Every rank is here, since all see the same sum: find the first one whose own loss is bad.
-  at::Tensor culprit = at::full({1}, std::isfinite(local_sum) ? world_.size() : world_.rank(),
+  at::Tensor culprit = at::full({1}, std::isfinite(local_sum.item<float>()) ? world_.size() : world_.rank(),
                                 at::TensorOptions(device_).dtype(at::kLong));
   groups_.data->all_reduce(culprit, comm::ReduceOp::kMin).wait();
   const auto rank = culprit.item<std::int64_t>();
@@ -175,8 +175,7 @@ const StepReport& Trainer::step() {
   timers_.stop("all-grads-sync");
 
   const StepLoss loss = reduce_losses(loss_sum, statistics);
-  if (training.check_for_nan && !optimizer_->loss_scaler().enabled())
-    stop_on_non_finite_loss(loss_sum.item<float>(), loss.loss);
+  if (training.check_for_nan && !optimizer_->loss_scaler().enabled()) stop_on_non_finite_loss(loss_sum, loss.loss);
   if (training.per_token_loss) {
     store_->gradients().mul_(1.0 / static_cast<double>(std::max<std::int64_t>(loss.statistics.valid_tokens, 1)));
   }

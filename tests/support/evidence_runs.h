@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pgpt/checkpoint/safetensors.h"
+#include "support/temporary_folder.h"
 #include "support/thread_ranks.h"
 
 namespace pgpt::test {
@@ -37,25 +38,6 @@ inline const std::string kSmallFlags =
     "--eval-iters 0 --lr 1e-3 --lr-decay-style constant --clip-grad 1.0 --attention-dropout 0 --hidden-dropout 0 "
     "--seed 7 "
     "--log-interval 1 --dataloader-type single --num-workers 0 ";
-
-/// A folder that disappears with its object.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "pgpt-evidence-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 /// Everything a run ends with, bit by bit.
 struct Bits {

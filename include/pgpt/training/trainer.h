@@ -70,7 +70,7 @@ class Trainer {
     data::PackedStatistics statistics;  ///< over all ranks
   };
   [[nodiscard]] StepLoss reduce_losses(const at::Tensor& local_sum, const data::PackedStatistics& local);
-  void stop_on_non_finite_loss(double local_sum, double reduced_sum);
+  void stop_on_non_finite_loss(const at::Tensor& local_sum, double reduced_sum);
   void stop_on_non_finite_gradient(double norm);
   void skip_iteration();
   void evaluate_and_report(data::Split split, bool final);
