@@ -1,4 +1,6 @@
 // One rank for the process tests of test_comm_processes.cpp: comm_worker SCENARIO [ARGUMENT...].
+#include "comm_worker.h"
+
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
@@ -13,9 +15,16 @@
 #include "pgpt/base/log.h"
 #include "pgpt/comm/world.h"
 
+std::vector<int> comm_worker::everybody(const pgpt::comm::World& world) {
+  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 namespace {
 
 using namespace pgpt;
+using comm_worker::everybody;
 using std::chrono::milliseconds;
 
 milliseconds from_environment(const char* name, int fallback) {
@@ -28,12 +37,6 @@ comm::WorldOptions options() {
   result.rendezvous_timeout = from_environment("PGPT_TEST_RENDEZVOUS_MS", 30'000);
   result.timeout = from_environment("PGPT_TEST_TIMEOUT_MS", 30'000);
   return result;
-}
-
-std::vector<int> everybody(const comm::World& world) {
-  std::vector<int> ranks(static_cast<size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
 }
 
 void say(const std::string& text) { log::line(text); }
@@ -95,7 +98,7 @@ void check_collectives(comm::World& world, comm::Communicator& group, at::Device
       require(at::equal(sent_around, at::full({n}, size, on_device(dtype))), "broadcast");
     }
   }
-  auto fast = world.create_group("fast", everybody(world), true);
+  auto fast = world.create_group("fast", everybody(world), {.high_priority = true});
   fast->barrier();
 }
 
@@ -132,6 +135,10 @@ void run(std::unique_ptr<comm::World>& world, const std::vector<std::string>& ar
     }
     world->shutdown();
     say("rank " + std::to_string(env.rank) + " done");
+    return;
+  }
+  if (scenario == "copy-engine") {  // SCENARIO
+    comm_worker::run_copy_engine(world, env, options(), arguments.at(1));
     return;
   }
   world = comm::World::connect(env, options());

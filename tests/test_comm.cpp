@@ -137,6 +137,36 @@ TEST_CASE("reduce_scatter equals the serial result, also when the output is a pa
   }
 }
 
+TEST_CASE("reduce_scatter_add equals reduce_scatter and an addition, bit for bit", "[cpu][dist]") {
+  for (const int size : {1, 2, 3}) {
+    on_ranks(size, [size](World& world) {
+      auto group = world.create_group("all", first_ranks(size));
+      group->share({at::zeros({3})});  // nothing to do here, but allowed everywhere
+      for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+        for (const auto accumulator_dtype : {dtype, at::kFloat}) {
+          if (dtype == at::kDouble && accumulator_dtype != dtype) continue;
+          for (const int64_t numel : kSizes) {
+            for (const bool overwrite : {false, true}) {
+              auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(23 + world.rank()));
+              const at::Tensor input =
+                  at::randn({numel * size}, generator, at::TensorOptions().dtype(at::kFloat)).to(dtype);
+              at::Tensor accumulator =
+                  at::randn({numel}, generator, at::TensorOptions().dtype(at::kFloat)).to(accumulator_dtype);
+              at::Tensor part = at::empty({numel}, input.options());
+              group->reduce_scatter(part, input, ReduceOp::kSum).wait();
+              const at::Tensor expected = overwrite ? part.to(accumulator_dtype) : accumulator.clone().add_(part);
+              Pending pending = group->reduce_scatter_add(accumulator, input, overwrite);
+              expect(pending.active() == (size > 1), "in flight unless the rank is alone");
+              pending.wait();
+              expect(same_bytes(accumulator, expected), label("reduce_scatter_add", size, dtype, numel));
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST_CASE("all_gather, broadcast, all_to_all, send and receive move every dtype bit for bit", "[cpu][dist]") {
   for (const int size : {2, 4}) {
     on_ranks(size, [size](World& world) {

@@ -19,10 +19,19 @@ struct Pending::State {
   virtual void finish() = 0;
 };
 
+/// What a group holds beyond its backend and closes in order at the world's shutdown. Without an orderly end nothing is
+/// closed.
+struct GroupResource {
+  virtual ~GroupResource() = default;
+  /// Collective over the group, when nothing is in flight any more.
+  virtual void close() = 0;
+};
+
 /// A group's connection, owned by its world and shared with its communicator.
 struct BackendGroup {
   GroupPtr record;
   c10::intrusive_ptr<c10d::Backend> backend;  ///< null after the world's shutdown
+  std::shared_ptr<GroupResource> resource;    ///< null for most groups
   Watchdog* watchdog = nullptr;               ///< null in worlds of threads
   std::chrono::milliseconds timeout{0};       ///< the backend's own limit of one operation
 
@@ -64,6 +73,9 @@ std::unique_ptr<Communicator> make_single_communicator(GroupPtr record);
 /// Only in builds with CUDA; else throws ConfigError.
 BackendGroupPtr open_nccl_group(const GroupSetup& setup);
 std::unique_ptr<Communicator> make_nccl_communicator(BackendGroupPtr group, bool high_priority);
+/// An NCCL group whose shared tensors move by copy engine. Collective; every member throws ConfigError when that cannot
+/// work. `setup` is what `group` was opened with.
+std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& setup, BackendGroupPtr group);
 /// Keeps torch's own NCCL watchdog, monitor and dumps out of the way: ours owns every deadline.
 void silence_torch_nccl_watchdog();
 /// Number of CUDA devices that this process sees; 0 in a build without CUDA.
@@ -74,6 +86,7 @@ void synchronize_device();
 /// Shape and layout rules that all backends share.
 void check_gather(const at::Tensor& output, const at::Tensor& input, int size);
 void check_scatter(const at::Tensor& output, const at::Tensor& input, int size, ReduceOp op);
+void check_scatter_add(const at::Tensor& accumulator, const at::Tensor& input, int size);
 void check_reduce(const at::Tensor& tensor, ReduceOp op);
 void check_same_size(const at::Tensor& output, const at::Tensor& input, int size);
 void check_contiguous(const at::Tensor& tensor);

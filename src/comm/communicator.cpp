@@ -35,6 +35,46 @@ void Pending::wait() {
 
 bool Pending::active() const noexcept { return state_ != nullptr; }
 
+namespace {
+
+/// A reduce-scatter into a temporary, which the waiting stream then adds.
+struct AddedState final : Pending::State {
+  Pending sum;
+  at::Tensor part, accumulator;
+  bool overwrite = false;
+
+  void finish() override {
+    const at::NoGradGuard no_grad;
+    sum.wait();
+    if (overwrite) {
+      accumulator.copy_(part);
+    } else {
+      accumulator.add_(part);
+    }
+  }
+};
+
+}  // namespace
+
+Pending Communicator::reduce_scatter_add(at::Tensor accumulator, at::Tensor input, bool overwrite) {
+  check_scatter_add(accumulator, input, size());
+  if (overwrite && accumulator.scalar_type() == input.scalar_type()) {
+    return reduce_scatter(std::move(accumulator), std::move(input), ReduceOp::kSum);
+  }
+  auto state = std::make_unique<AddedState>();
+  state->part = at::empty(accumulator.sizes(), input.options());
+  state->accumulator = std::move(accumulator);
+  state->overwrite = overwrite;
+  state->sum = reduce_scatter(state->part, std::move(input), ReduceOp::kSum);
+  if (!state->sum.active()) {
+    state->finish();
+    return {};
+  }
+  return Pending(std::move(state));
+}
+
+void Communicator::share(const std::vector<at::Tensor>& /*tensors*/) {}
+
 c10d::Backend& BackendGroup::open() const {
   PGPT_ASSERT(backend, "group ", record->name, " was used after its world's shutdown");
   return *backend;
@@ -78,6 +118,15 @@ void check_scatter(const at::Tensor& output, const at::Tensor& input, int size, 
   check_gather(input, output, size);
   check_reduce(input, op);
   PGPT_ASSERT(op == ReduceOp::kSum || op == ReduceOp::kAverage, "reduce_scatter takes sum or average");
+}
+
+void check_scatter_add(const at::Tensor& accumulator, const at::Tensor& input, int size) {
+  check_contiguous(accumulator);
+  check_reduce(input, ReduceOp::kSum);
+  PGPT_ASSERT(accumulator.scalar_type() == input.scalar_type() || accumulator.scalar_type() == at::kFloat,
+              "an accumulator of ", accumulator.scalar_type(), " for ", input.scalar_type());
+  PGPT_ASSERT(input.numel() == accumulator.numel() * size, "accumulator has ", accumulator.numel(), " elements, input ",
+              input.numel(), ", ranks ", size);
 }
 
 at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }

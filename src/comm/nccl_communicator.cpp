@@ -1,6 +1,7 @@
 #include <cstdlib>
 
 #include "backend.h"
+#include "device_stream.h"
 #include "pgpt/base/cuda.h"
 #include "pgpt/base/error.h"
 #include "pgpt/comm/world.h"
@@ -8,11 +9,8 @@
 #ifdef PGPT_WITH_CUDA
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#include <c10/cuda/CUDAFunctions.h>
 
-#include <ATen/cuda/CUDAGraphsUtils.cuh>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
@@ -37,39 +35,10 @@ c10d::ReduceOp reduce_op(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
-[[noreturn]] void throw_failure(const BackendGroup& group, const char* operation, uint64_t sequence,
-                                const std::exception& error) {
-  const auto found = group.watchdog->explain(*group.record, operation, sequence, brief(error));
-  if (found.rank_lost) throw CommError(found.text);
-  throw DeviceError(found.text);
-}
-
-/// Runs on the watchdog's thread, which must neither open a context on device 0 nor break a graph capture in another
-/// thread.
-bool poll(const cuda::Event& event, int device) {
-  thread_local bool prepared = false;
-  if (!prepared) {
-    PGPT_CUDA_CHECK(cudaSetDevice(device));
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    PGPT_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
-    prepared = true;
-  }
-  return event.done();
-}
-
-/// A collective on the communicator's stream.
-struct NcclState final : Pending::State {
-  std::shared_ptr<cuda::Event> end;
-  std::vector<at::Tensor> kept;
-
-  void finish() override { end->block(at::cuda::getCurrentCUDAStream().stream()); }
-};
-
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(BackendGroupPtr group, bool high_priority)
-      : group_(std::move(group)), stream_(at::cuda::getStreamFromPool(high_priority)) {
-    token_ = at::zeros({1}, at::TensorOptions().device(at::kCUDA, stream_.device_index()).dtype(at::kFloat));
+  NcclCommunicator(const BackendGroupPtr& group, bool high_priority) : group_(group), stream_(group, high_priority) {
+    token_ = at::zeros({1}, at::TensorOptions().device(at::kCUDA, stream_.device()).dtype(at::kFloat));
     barrier();  // the first collective sets up connections: failures and memory show now
   }
 
@@ -148,40 +117,10 @@ class NcclCommunicator final : public Communicator {
  private:
   template <class Call>
   Pending launch(const char* operation, std::vector<at::Tensor> tensors, const Call& call) {
-    const at::NoGradGuard no_grad;
-    const cuda::NvtxRange range(operation);
-    const uint64_t sequence = group_->next();
-    auto state = std::make_unique<NcclState>();
-    state->end = std::make_shared<cuda::Event>();
-    for (const auto& tensor : tensors) {
-      PGPT_ASSERT(tensor.is_cuda() && tensor.device().index() == stream_.device_index(), "tensor on ", tensor.device(),
-                  " in a group of cuda:", static_cast<int>(stream_.device_index()));
-    }
-    const c10::cuda::CUDAGuard device(stream_.device_index());
-    const bool nothing = tensors.front().numel() == 0;
-    state->kept = std::move(tensors);
-    // Inputs are written on the current stream: the communication stream starts after that.
-    ready_.record(at::cuda::getCurrentCUDAStream().stream());
-    ready_.block(stream_.stream());
-    if (!nothing) {
-      const Watchdog::Section section(group_->watchdog, group_->record, operation, sequence);
-      try {
-        const c10::cuda::CUDAStreamGuard on_stream(stream_);
-        // Point-to-point calls use a stream of torch's own and return a Work; the others run here and return none.
-        if (const WorkPtr work = call(group_->open())) work->wait();
-      } catch (const std::logic_error&) {
-        throw;
-      } catch (const std::exception& error) {
-        throw_failure(*group_, operation, sequence, error);
-      }
-    }
-    state->end->record(stream_.stream());
-    if (at::cuda::currentStreamCaptureStatusMayInitCtx() == at::cuda::CaptureStatus::None) {
-      const int index = stream_.device_index();
-      group_->watchdog->watch_device_work(group_->record, operation, sequence,
-                                          [end = state->end, index] { return poll(*end, index); });
-    }
-    return Pending(std::move(state));
+    return stream_.launch(operation, std::move(tensors), [&] {
+      // Point-to-point calls use a stream of torch's own and return a Work; the others run here and return none.
+      if (const WorkPtr work = call(group_->open())) work->wait();
+    });
   }
 
   Pending move(at::Tensor tensor, int peer, const char* operation) {
@@ -196,8 +135,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   BackendGroupPtr group_;
-  c10::cuda::CUDAStream stream_;
-  cuda::Event ready_;
+  DeviceStream stream_;
   at::Tensor token_;
 };
 
@@ -228,7 +166,7 @@ BackendGroupPtr open_nccl_group(const GroupSetup& setup) {
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(BackendGroupPtr group, bool high_priority) {
-  return std::make_unique<NcclCommunicator>(std::move(group), high_priority);
+  return std::make_unique<NcclCommunicator>(group, high_priority);
 }
 
 void silence_torch_nccl_watchdog() {

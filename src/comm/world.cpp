@@ -120,6 +120,11 @@ GroupPtr make_record(int id, const std::string& name, const std::vector<int>& ra
   return record;
 }
 
+void check_transport(const GroupOptions& options, BackendKind backend) {
+  PGPT_CHECK(ConfigError, options.transport == Transport::kCollective || backend == BackendKind::kNccl,
+             "--gtp-transport copy-engine needs --distributed-backend nccl, found gloo; use --gtp-transport nccl");
+}
+
 /// Groups of one call with different members never meet: their first ranks differ.
 std::string group_prefix(const GroupRecord& record) { return concat("group/", record.id, "/", record.ranks.front()); }
 
@@ -168,18 +173,20 @@ class ProcessWorld final : public World {
   [[nodiscard]] int size() const override { return env_.world_size; }
 
   std::unique_ptr<Communicator> create_group(const std::string& name, const std::vector<int>& ranks,
-                                             bool high_priority) override {
+                                             const GroupOptions& options) override {
     PGPT_ASSERT(!closed_, "create_group after shutdown");
     auto record = make_record(next_group_++, name, ranks, env_.rank, env_.world_size);
     if (ranks.size() == 1) return make_single_communicator(std::move(record));
+    check_transport(options, options_.backend);
     rendezvous_.main_store->setTimeout(kNever);
     GroupSetup setup{
         record,          c10::make_intrusive<c10d::PrefixStore>(group_prefix(*record), rendezvous_.main_store),
         watchdog_.get(), kNever,
-        kNever,          high_priority};
+        kNever,          options.high_priority};
     if (options_.backend == BackendKind::kNccl) {
       groups_.push_back(open_nccl_group(setup));
-      return make_nccl_communicator(groups_.back(), high_priority);
+      if (options.transport == Transport::kCopyEngine) return make_copy_engine_communicator(setup, groups_.back());
+      return make_nccl_communicator(groups_.back(), options.high_priority);
     }
     groups_.push_back(open_gloo_group(setup, *device_));
     return options_.tensors_on_gpu ? make_staged_communicator(groups_.back()) : make_gloo_communicator(groups_.back());
@@ -232,6 +239,7 @@ class ProcessWorld final : public World {
       while (store.add(kLeavingKey, 0) < env_.world_size) std::this_thread::sleep_for(milliseconds(5));
       watchdog_->begin_closing();
       for (const auto& group : groups_) {
+        if (group->resource) group->resource->close();
         group->backend->shutdown();
         group->backend.reset();
       }
@@ -276,9 +284,10 @@ class ThreadWorld final : public World {
   [[nodiscard]] int size() const override { return size_; }
 
   std::unique_ptr<Communicator> create_group(const std::string& name, const std::vector<int>& ranks,
-                                             bool /*high_priority*/) override {
+                                             const GroupOptions& options) override {
     auto record = make_record(next_group_++, name, ranks, rank_, size_);
     if (ranks.size() == 1) return make_single_communicator(std::move(record));
+    check_transport(options, BackendKind::kGloo);
     GroupSetup setup{record,   c10::make_intrusive<c10d::PrefixStore>(group_prefix(*record), store_),
                      nullptr,  timeout_,
                      timeout_, false};

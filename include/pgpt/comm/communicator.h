@@ -44,7 +44,8 @@ class Pending {
 /// already in place) when the call returns, and the handle is not active. The order of additions depends only on the
 /// group's size and the tensor's, so results repeat bit for bit. kAverage is for floating-point tensors: on gloo the
 /// sum, then one multiplication by 1/size in the tensor's dtype; on NCCL the multiplication comes first (the same bits
-/// for powers of two).
+/// for powers of two). A copy-engine group adds the parts of shared tensors in rank order, in fp32 with one rounding at
+/// the end: NCCL's bits for two ranks.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -57,6 +58,9 @@ class Communicator {
   [[nodiscard]] virtual Pending all_gather(at::Tensor output, at::Tensor input) = 0;
   /// output [n] = this rank's part of the reduced input [size * n]; kSum or kAverage.
   [[nodiscard]] virtual Pending reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
+  /// Adds this rank's part of the summed input [size * n] to `accumulator` [n] (`overwrite`: replaces it). The sum has
+  /// input's dtype, as from reduce_scatter; the accumulator may be fp32 while input is 16-bit.
+  [[nodiscard]] virtual Pending reduce_scatter_add(at::Tensor accumulator, at::Tensor input, bool overwrite);
   /// Reduces in place.
   [[nodiscard]] virtual Pending all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   /// In place; `root` is a rank of this group.
@@ -66,6 +70,11 @@ class Communicator {
   /// `peer` is a rank of this group. Two ranks that exchange must not both send first: NCCL would wait forever.
   [[nodiscard]] virtual Pending send(at::Tensor tensor, int peer) = 0;
   [[nodiscard]] virtual Pending receive(at::Tensor tensor, int peer) = 0;
+  /// Collective: from now on peers may read these tensors' memory directly, so the group keeps them until the world's
+  /// shutdown. Every rank lists tensors of the same sizes; a collective on a part of one is then called by every rank
+  /// with the same part. Backends that read no peer's memory ignore it. Throws ConfigError on every rank when the
+  /// memory of one cannot be shared.
+  virtual void share(const std::vector<at::Tensor>& tensors);
   /// Returns when every rank of the group has called it and the device has finished what was launched before.
   virtual void barrier() = 0;
 };

@@ -12,6 +12,14 @@
 namespace pgpt::comm {
 
 enum class BackendKind { kNccl, kGloo };
+/// How a group moves shared tensors: through its backend's collectives, or by copies straight out of the peers' memory.
+enum class Transport { kCollective, kCopyEngine };
+
+/// What one group is to be.
+struct GroupOptions {
+  bool high_priority = false;  ///< of the stream that an NCCL group runs on
+  Transport transport = Transport::kCollective;
+};
 
 /// How the processes of one job find each other and how long they wait.
 struct WorldOptions {
@@ -49,10 +57,13 @@ class World {
   [[nodiscard]] virtual int size() const = 0;
   /// Creates the group holding the calling rank. Every rank of the world calls it in the same order, each with the
   /// member list of its own group (lists of different ranks are equal or disjoint). Groups of one rank open no
-  /// connection. Each NCCL group has a stream of its own, of high priority if asked for. The world keeps the connection
-  /// until `shutdown`; communicators are useless afterwards.
+  /// connection. Each NCCL group has a stream of its own. The world keeps the connection until `shutdown`;
+  /// communicators are useless afterwards.
+  ///
+  /// Transport::kCopyEngine needs NCCL and all members on one node, each on a GPU of its own that can read the others'
+  /// memory: else every member throws ConfigError, which says what was found.
   virtual std::unique_ptr<Communicator> create_group(const std::string& name, const std::vector<int>& ranks,
-                                                     bool high_priority = false) = 0;
+                                                     const GroupOptions& options = {}) = 0;
   /// From now on collectives use this deadline (`--distributed-timeout-seconds-after-init`).
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
   /// Tells the watchdog what this rank is doing, for the message that other ranks print, e.g. "training step 12".

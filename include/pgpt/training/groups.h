@@ -17,7 +17,7 @@ struct Groups {
   std::unique_ptr<comm::Communicator> model;           ///< T x GTP x P: norms and counts
 };
 
-/// Collective over the whole world.
-[[nodiscard]] Groups create_groups(comm::World& world, const mesh::Mesh& mesh);
+/// Collective over the whole world; `gtp_transport` is that of the two GTP groups.
+[[nodiscard]] Groups create_groups(comm::World& world, const mesh::Mesh& mesh, comm::Transport gtp_transport);
 
 }  // namespace pgpt::training

@@ -1,0 +1,228 @@
+// Gathers and scatters of shared tensors as copies out of the peers' memory: the copy engines move the data and streams
+// wait for flags, so that no multiprocessor is taken from the computation beside it.
+#include "backend.h"
+#include "pgpt/base/error.h"
+
+#ifdef PGPT_WITH_CUDA
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <ATen/cuda/CUDAGraphsUtils.cuh>
+#include <optional>
+
+#include "copy_engine_launch.h"
+#include "device_stream.h"
+#include "peer_memory.h"
+
+namespace pgpt::comm {
+namespace {
+
+std::optional<PartType> part_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return PartType::kFloat32;
+    case at::kBFloat16:
+      return PartType::kBfloat16;
+    case at::kHalf:
+      return PartType::kFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// Copies inside one GPU. Plain ones run on the multiprocessors; newer drivers take a hint to use a copy engine.
+class LocalCopy {
+ public:
+  explicit LocalCopy(cudaStream_t stream) {
+#if CUDART_VERSION >= 13000
+    const at::Tensor trial = at::zeros({8}, at::TensorOptions().device(at::kCUDA).dtype(at::kByte));
+    PGPT_CUDA_CHECK(cudaDeviceSynchronize());
+    auto* const bytes = static_cast<std::byte*>(trial.data_ptr());
+    by_engine_ = copy_by_engine(bytes + 4, bytes, 4, stream) == cudaSuccess;
+    if (!by_engine_) (void)cudaGetLastError();
+    PGPT_CUDA_CHECK(cudaStreamSynchronize(stream));
+#else
+    (void)stream;
+#endif
+  }
+  void operator()(void* to, const void* from, std::size_t bytes, cudaStream_t stream) const {
+#if CUDART_VERSION >= 13000
+    if (by_engine_) {
+      PGPT_CUDA_CHECK(copy_by_engine(to, from, bytes, stream));
+      return;
+    }
+#endif
+    PGPT_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+  }
+
+ private:
+#if CUDART_VERSION >= 13000
+  static cudaError_t copy_by_engine(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+    std::size_t first = 0;
+    return cudaMemcpyBatchAsync(&to, &from, &bytes, 1, &attributes, &first, 1, stream);
+  }
+#endif
+  bool by_engine_ = false;
+};
+
+/// What is not in shared memory, or no gather or scatter, goes through NCCL.
+class CopyEngineCommunicator final : public Communicator {
+ public:
+  CopyEngineCommunicator(const GroupSetup& setup, const BackendGroupPtr& group)
+      : group_(group),
+        nccl_(make_nccl_communicator(group, setup.high_priority)),
+        stream_(group, setup.high_priority),
+        memory_(std::make_shared<PeerMemory>(setup)),
+        copy_local_(stream_.get()) {
+    group->resource = memory_;
+  }
+
+  [[nodiscard]] int rank() const override { return nccl_->rank(); }
+  [[nodiscard]] int size() const override { return nccl_->size(); }
+  [[nodiscard]] const std::string& name() const override { return nccl_->name(); }
+  [[nodiscard]] const std::vector<int>& global_ranks() const override { return nccl_->global_ranks(); }
+
+  Pending all_gather(at::Tensor output, at::Tensor input) override {
+    check_gather(output, input, size());
+    const auto place = shared_place(input);
+    if (!place) return nccl_->all_gather(std::move(output), std::move(input));
+    refuse_capture("all_gather");
+    return stream_.launch("all_gather", {output, input}, [&] { gather(output, input, *place); });
+  }
+
+  Pending reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    check_scatter(output, input, size(), op);
+    const auto place = part_type(input.scalar_type()) ? shared_place(input) : std::nullopt;
+    if (!place) return nccl_->reduce_scatter(std::move(output), std::move(input), op);
+    refuse_capture("reduce_scatter");
+    const float scale = op == ReduceOp::kAverage ? 1.0F / static_cast<float>(size()) : 1.0F;
+    return stream_.launch("reduce_scatter", {output, input},
+                          [&] { scatter(output, input, *place, /*overwrite=*/true, scale); });
+  }
+
+  Pending reduce_scatter_add(at::Tensor accumulator, at::Tensor input, bool overwrite) override {
+    check_scatter_add(accumulator, input, size());
+    const auto place = part_type(input.scalar_type()) ? shared_place(input) : std::nullopt;
+    if (!place) return nccl_->reduce_scatter_add(std::move(accumulator), std::move(input), overwrite);
+    refuse_capture("reduce_scatter_add");
+    return stream_.launch("reduce_scatter_add", {accumulator, input},
+                          [&] { scatter(accumulator, input, *place, overwrite, 1.0F); });
+  }
+
+  Pending all_reduce(at::Tensor tensor, ReduceOp op) override { return nccl_->all_reduce(std::move(tensor), op); }
+  Pending broadcast(at::Tensor tensor, int root) override { return nccl_->broadcast(std::move(tensor), root); }
+  Pending all_to_all(at::Tensor output, at::Tensor input) override {
+    return nccl_->all_to_all(std::move(output), std::move(input));
+  }
+  Pending send(at::Tensor tensor, int peer) override { return nccl_->send(std::move(tensor), peer); }
+  Pending receive(at::Tensor tensor, int peer) override { return nccl_->receive(std::move(tensor), peer); }
+  void share(const std::vector<at::Tensor>& tensors) override { memory_->share(tensors); }
+  void barrier() override { nccl_->barrier(); }
+
+ private:
+  /// Empty tensors are NCCL's business: there is nothing to copy.
+  [[nodiscard]] std::optional<PeerMemory::Place> shared_place(const at::Tensor& input) const {
+    return input.numel() == 0 ? std::nullopt : memory_->find(input);
+  }
+
+  void refuse_capture(const char* operation) const {
+    PGPT_CHECK(DeviceError, at::cuda::currentStreamCaptureStatusMayInitCtx() == at::cuda::CaptureStatus::None,
+               operation, " of group '", name(),
+               "': --gtp-transport copy-engine cannot be captured; use --gtp-transport nccl with --cuda-graph-impl");
+  }
+
+  /// Brings `bytes` at `place` + `offset` of every peer here, `target(peer)` says where to.
+  template <class Target>
+  void pull(const PeerMemory::Place& place, std::size_t offset, std::size_t bytes, std::uint32_t sequence,
+            const Target& target) {
+    for (int i = 1; i < size(); ++i) {
+      const int peer = (rank() + i) % size();  // no two ranks begin with the same peer
+      memory_->await(PeerMemory::kReady, sequence, peer, stream_.get());
+      PGPT_CUDA_CHECK(cudaMemcpyAsync(target(peer), memory_->address(place, peer) + offset, bytes,
+                                      cudaMemcpyDeviceToDevice, stream_.get()));
+    }
+    memory_->signal(PeerMemory::kDone, sequence, stream_.get());
+  }
+
+  /// Afterwards the input may be changed: every peer has read it.
+  void await_readers(std::uint32_t sequence) {
+    for (int i = 1; i < size(); ++i) {
+      memory_->await(PeerMemory::kDone, sequence, (rank() + i) % size(), stream_.get());
+    }
+  }
+
+  void gather(const at::Tensor& output, const at::Tensor& input, const PeerMemory::Place& place) {
+    const std::size_t bytes = input.nbytes();
+    auto* const out = static_cast<std::byte*>(output.data_ptr());
+    const auto slot = [&](int r) { return out + static_cast<std::size_t>(r) * bytes; };
+    const std::uint32_t sequence = memory_->next_sequence();
+    memory_->signal(PeerMemory::kReady, sequence, stream_.get());
+    if (slot(rank()) != input.data_ptr()) copy_local_(slot(rank()), input.data_ptr(), bytes, stream_.get());
+    pull(place, 0, bytes, sequence, slot);
+    await_readers(sequence);
+  }
+
+  void scatter(const at::Tensor& accumulator, const at::Tensor& input, const PeerMemory::Place& place, bool overwrite,
+               float scale) {
+    const std::size_t bytes = input.nbytes() / static_cast<std::size_t>(size());
+    const std::size_t stride = (bytes + 15) / 16 * 16;
+    // This stream is the current one, so a buffer that is replaced goes back to this stream's pool: in order with the
+    // operations that still use it.
+    const auto needed = static_cast<std::int64_t>(stride) * (size() - 1);
+    if (!received_.defined() || received_.numel() < needed) {
+      received_ = at::Tensor();
+      received_ = at::empty({needed}, input.options().dtype(at::kByte));
+    }
+    auto* const received = static_cast<std::byte*>(received_.data_ptr());
+    const std::size_t offset = static_cast<std::size_t>(rank()) * bytes;
+    const std::uint32_t sequence = memory_->next_sequence();
+    memory_->signal(PeerMemory::kReady, sequence, stream_.get());
+    pull(place, offset, bytes, sequence,
+         [&](int peer) { return received + static_cast<std::size_t>(peer - (peer > rank() ? 1 : 0)) * stride; });
+    PartSum sum;
+    sum.type = *part_type(input.scalar_type());
+    sum.accumulator_fp32 = accumulator.scalar_type() == at::kFloat;
+    sum.overwrite = overwrite;
+    sum.scale = scale;
+    sum.count = accumulator.numel();
+    sum.ranks = size();
+    sum.own_rank = rank();
+    sum.own = static_cast<const std::byte*>(input.const_data_ptr()) + offset;
+    sum.received = received;
+    sum.stride = stride;
+    sum.accumulator = accumulator.data_ptr();
+    sum_parts(sum, stream_.get());
+    await_readers(sequence);
+  }
+
+  BackendGroupPtr group_;
+  std::unique_ptr<Communicator> nccl_;
+  DeviceStream stream_;
+  std::shared_ptr<PeerMemory> memory_;
+  LocalCopy copy_local_;
+  at::Tensor received_;  // the peers' parts of a scatter; every use is on this stream, so one buffer is enough
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& setup, BackendGroupPtr group) {
+  return std::make_unique<CopyEngineCommunicator>(setup, group);
+}
+
+}  // namespace pgpt::comm
+
+#else
+
+namespace pgpt::comm {
+
+std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& /*setup*/, BackendGroupPtr /*group*/) {
+  throw ConfigError("--gtp-transport copy-engine: this build has no CUDA (PGPT_CUDA=OFF); use --gtp-transport nccl");
+}
+
+}  // namespace pgpt::comm
+
+#endif
