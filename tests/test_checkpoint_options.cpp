@@ -115,6 +115,22 @@ TEST_CASE("each loading option takes its part of the checkpoint", "[cpu][checkpo
   CHECK(at::equal(wide.weights, plain.weights.to(at::kFloat)));
 }
 
+TEST_CASE("another iteration number takes its data and forgets skipped samples", "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string save = saved_run(folder, "--iterations-to-skip 2 ");
+  const std::string flags = "--bf16 " + kDropout + "--load " + save + " ";
+  CHECK(load(flags, true).next[0].skipped_samples == 4);
+  const Loaded renumbered = load(flags + "--override-ckpt-iteration 6 ", true);
+  CHECK(renumbered.next[0].skipped_samples == 0);
+  CHECK(renumbered.next[0].consumed_samples == 28);
+  // The samples are those of iteration 7 of a run that skipped nothing: with equal weights and dropout, its loss.
+  const std::string plain = folder.path("plain");
+  (void)test::train("--bf16 " + kDropout + "--lr 0 --min-lr 0 --save " + plain + " --exit-interval 3", 1);
+  const std::string frozen = "--bf16 --lr 0 --min-lr 0 --attention-dropout 0 --hidden-dropout 0 --load " + plain + " ";
+  const std::vector<training::StepReport> all = test::train(frozen, 1).steps;
+  CHECK(load(frozen + "--override-ckpt-iteration 6 ", true).next[0].losses == all[3].losses);
+}
+
 TEST_CASE("what was left out of a checkpoint is told, or asked for in vain", "[cpu][checkpoint]") {
   const test::ScratchFolder folder;
   const std::string save = saved_run(folder, "--no-save-optim --no-save-rng ");
@@ -287,6 +303,9 @@ TEST_CASE("options of the checkpoint can be taken over", "[cpu][checkpoint]") {
   CHECK(config.model.ffn_hidden_size == 72);
   CHECK(config.model.hidden_dropout == 0.1);  // taken over the command line's 0
   CHECK(test::has_line(config.notices, "Setting num_layers to 2 from checkpoint"));
+  const std::string wide = folder.path("w");
+  (void)test::train("--bf16 --padded-vocab-size 192 --save " + wide + " --exit-interval 3", 1);
+  CHECK(test::train("--bf16 --use-checkpoint-args --load " + wide, 1, bare).steps.front().iteration == 4);
   CHECK(test::has_line(test::parse(test::base_flags() + "--use-checkpoint-args", 1).notices,
                        "No load directory specified, using provided arguments."));
   CHECK(
@@ -373,8 +392,7 @@ TEST_CASE("missing, renamed, misshapen and surplus tensors are refused by name",
     const at::Tensor values = at::ones({33}, at::kBFloat16);
     m.tensors.erase(norm);
     m.files.erase("longer.safetensors");
-    checkpoint::merge(m,
-                      checkpoint::write_shard(directory, "longer.safetensors", {{norm, {33}, {0}, values, 0, 1}}, {}));
+    checkpoint::merge(m, checkpoint::write_shards(directory, "longer", {{norm, {33}, {0}, values, 0, 1}}, {}).at(0));
   };
   CHECK(contains(failure(longer), "tensor " + norm + " has shape [33] in " + directory + ", this run needs [32]"));
   // Surplus tensors alone can be ignored when asked for.

@@ -146,6 +146,29 @@ TEST_CASE("kill -9 at any point of a save leaves a checkpoint that loads", "[cpu
   CHECK(after.steps.front().iteration == reached + 1);
 }
 
+TEST_CASE("when one rank alone cannot write, all stop and the checkpoint stays", "[cpu][dist][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string save = folder.path("s");
+  const std::string flags = "--bf16 " + test::gtp(2) + "--save " + save + " --save-interval 2 ";
+  (void)test::train(flags + "--exit-interval 2", 2);
+  // Each shard has about 270 KB; the second rank may not write files of more than 100 KiB.
+  std::vector<std::string> limited = {"bash", "-c",
+                                      "if [ $RANK = 1 ]; then trap '' XFSZ; ulimit -f 100; fi; exec \"$@\"", "limited"};
+  for (const std::string more : {"", "--async-save --use-persistent-ckpt-worker "}) {
+    std::vector<std::string> command = limited;
+    for (const std::string& word : program(flags + more + "--load " + save)) command.push_back(word);
+    const auto ended = test::run_ranks(2, command, kCpu, 60s);
+    INFO(test::describe(ended));
+    for (const test::Ended& rank : ended) CHECK(rank.exit_code == 2);
+    CHECK(count(ended[0].output + ended[1].output, "error: ") == 1);
+    CHECK(contains(ended[1].output, "shard_00001.safetensors: File too large; raise the limit"));
+    CHECK(checkpoint::read_tracker(save)->iteration == 2);
+    for (const fs::directory_entry& entry : fs::directory_iterator(save))
+      CHECK_FALSE(contains(entry.path().filename().string(), ".partial"));
+    checkpoint::Checkpoint(test::iteration_path(save, 2)).verify({});
+  }
+}
+
 TEST_CASE("the tool shows, checks and compares checkpoints", "[cpu][checkpoint]") {
   const test::ScratchFolder folder;
   const std::string a = folder.path("a");

@@ -17,38 +17,6 @@ using config::PositionEmbedding;
 
 namespace {
 
-/// Arguments that an imported checkpoint stores; --use-checkpoint-args and the check of later runs read them.
-constexpr const char* kStored[] = {"num_layers",
-                                   "hidden_size",
-                                   "ffn_hidden_size",
-                                   "num_attention_heads",
-                                   "group_query_attention",
-                                   "num_query_groups",
-                                   "kv_channels",
-                                   "max_position_embeddings",
-                                   "position_embedding_type",
-                                   "rotary_base",
-                                   "rotary_percent",
-                                   "rotary_interleaved",
-                                   "rotary_seq_len_interpolation_factor",
-                                   "use_rope_scaling",
-                                   "untie_embeddings_and_output_weights",
-                                   "normalization",
-                                   "norm_epsilon",
-                                   "apply_layernorm_1p",
-                                   "add_bias_linear",
-                                   "add_qkv_bias",
-                                   "swiglu",
-                                   "squared_relu",
-                                   "quick_geglu",
-                                   "bias_gelu_fusion",
-                                   "qk_layernorm",
-                                   "transformer_impl",
-                                   "attention_dropout",
-                                   "hidden_dropout",
-                                   "vocab_size",
-                                   "padded_vocab_size"};
-
 /// Reads values out of an argument dump.
 class Arguments {
  public:
@@ -253,9 +221,10 @@ std::map<std::string, std::string> arguments_of_model(const ModelConfig& model) 
   const config::ParsedCommand command = config::parse_command_line(words, {});
   std::map<std::string, std::string> all(command.config.arguments.begin(), command.config.arguments.end());
   std::map<std::string, std::string> kept;
-  for (const char* name : kStored) {
-    PGPT_ASSERT(all.count(name) == 1, name);
-    kept[name] = all[name];
+  for (const config::Option& option : config::option_table()) {
+    if (!option.imported) continue;
+    PGPT_ASSERT(all.count(option.destination) == 1, option.destination);
+    kept[option.destination] = all[option.destination];
   }
   return kept;
 }

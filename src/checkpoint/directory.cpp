@@ -163,12 +163,14 @@ void publish(const fs::path& root, const fs::path& finished, std::int64_t iterat
   erase(replaced);
 }
 
-void remove_checkpoint(const fs::path& directory) {
+fs::path hide_checkpoint(const fs::path& directory) {
   const fs::path deleted = hidden(directory, kDeleted);
   erase(deleted);
   move(directory, deleted);
-  erase(deleted);
+  return deleted;
 }
+
+void remove_hidden(const fs::path& directory) { erase(directory); }
 
 void sync_directory(const fs::path& directory) {
   const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

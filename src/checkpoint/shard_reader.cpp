@@ -1,15 +1,13 @@
 #include <ATen/ATen.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 
+#include "block_file.h"
 #include "parallel.h"
 #include "pgpt/base/error.h"
 #include "pgpt/checkpoint/checksum.h"
@@ -24,62 +22,40 @@ constexpr const char* kElsewhere = "; load another checkpoint with --ckpt-step";
 /// One shard opened for reading: its size and its header were those of the manifest.
 class OpenShard {
  public:
-  OpenShard(const std::filesystem::path& path, const FileEntry& entry) : path_(path.string()) {
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    PGPT_CHECK(DataError, descriptor_ >= 0, "cannot open ", path_, ": ", std::strerror(errno), kElsewhere);
-    try {
-      struct stat facts{};
-      PGPT_CHECK(DataError, ::fstat(descriptor_, &facts) == 0, "cannot read ", path_, ": ", std::strerror(errno));
-      PGPT_CHECK(DataError, static_cast<std::uint64_t>(facts.st_size) == entry.bytes, path_, " has ", facts.st_size,
-                 " bytes, the manifest says ", entry.bytes, ": it was truncated or replaced", kElsewhere);
-      std::uint64_t length = 0;
-      read(&length, sizeof length, 0);
-      PGPT_CHECK(DataError, length <= entry.bytes - sizeof length, path_, " is damaged: its header claims ", length,
-                 " bytes of ", entry.bytes, kElsewhere);
-      std::string header(sizeof length + length, '\0');
-      read(header.data(), header.size(), 0);
-      const std::uint32_t found = crc32c(header.data(), header.size());
-      PGPT_CHECK(DataError, found == entry.header_checksum, path_, " is damaged: the checksum of its header is ",
-                 checksum_text(found), ", the manifest says ", checksum_text(entry.header_checksum), kElsewhere);
-      contents_.emplace(path_);
-    } catch (...) {
-      ::close(descriptor_);
-      throw;
-    }
+  OpenShard(const std::filesystem::path& path, const FileEntry& entry) : file_(path.string()) {
+    const std::string& name = file_.path();
+    PGPT_CHECK(DataError, file_.size() == entry.bytes, name, " has ", file_.size(), " bytes, the manifest says ",
+               entry.bytes, ": it was truncated or replaced", kElsewhere);
+    std::uint64_t length = 0;
+    char bytes[sizeof length];
+    file_.read(bytes, sizeof bytes, 0);
+    std::memcpy(&length, bytes, sizeof length);
+    PGPT_CHECK(DataError, length <= entry.bytes - sizeof length, name, " is damaged: its header claims ", length,
+               " bytes of ", entry.bytes, kElsewhere);
+    std::string header(sizeof length + length, '\0');
+    file_.read(header.data(), header.size(), 0);
+    const std::uint32_t found = crc32c(header.data(), header.size());
+    PGPT_CHECK(DataError, found == entry.header_checksum, name, " is damaged: the checksum of its header is ",
+               checksum_text(found), ", the manifest says ", checksum_text(entry.header_checksum), kElsewhere);
+    contents_.emplace(name);
   }
-  OpenShard(const OpenShard&) = delete;
-  OpenShard& operator=(const OpenShard&) = delete;
-  ~OpenShard() { ::close(descriptor_); }
 
-  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const InputFile& file() const { return file_; }
 
   /// First byte of a piece in the file, which must be what the manifest says.
   [[nodiscard]] std::uint64_t begin_of(const Piece& piece, at::ScalarType dtype) const {
-    PGPT_CHECK(DataError, contents_->contains(piece.key), path_, " holds no tensor ", piece.key,
+    const std::string& name = file_.path();
+    PGPT_CHECK(DataError, contents_->contains(piece.key), name, " holds no tensor ", piece.key,
                ", which the manifest places there", kElsewhere);
     const SafetensorsFile::Entry& entry = contents_->entries().at(piece.key);
-    PGPT_CHECK(DataError, entry.dtype == dtype && entry.shape == piece.shape, path_, ": tensor ", piece.key, " is ",
+    PGPT_CHECK(DataError, entry.dtype == dtype && entry.shape == piece.shape, name, ": tensor ", piece.key, " is ",
                dtype_name(entry.dtype), " ", shape_text(entry.shape), ", the manifest says ", dtype_name(dtype), " ",
                shape_text(piece.shape), kElsewhere);
     return contents_->data_offset() + entry.begin;
   }
 
-  void read(void* data, std::size_t size, std::uint64_t offset) const {
-    char* cursor = static_cast<char*>(data);
-    while (size > 0) {
-      const ssize_t n = ::pread(descriptor_, cursor, size, static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      PGPT_CHECK(DataError, n >= 0, "cannot read ", path_, " at byte ", offset, ": ", std::strerror(errno));
-      PGPT_CHECK(DataError, n > 0, path_, " ends at byte ", offset, ", in the middle of a tensor", kElsewhere);
-      cursor += n;
-      offset += static_cast<std::uint64_t>(n);
-      size -= static_cast<std::size_t>(n);
-    }
-  }
-
  private:
-  std::string path_;
-  int descriptor_ = -1;
+  InputFile file_;
   std::optional<SafetensorsFile> contents_;
 };
 
@@ -154,20 +130,21 @@ void scatter(const BlockTask& task, char* bytes) {
   }
 }
 
-void run_tasks(const std::vector<BlockTask>& tasks, std::uint64_t block_bytes, bool pinned, const IoOptions& options) {
-  std::vector<at::Tensor> buffers(static_cast<std::size_t>(std::max(options.threads, 1)));
+void run_tasks(std::vector<BlockTask>& tasks, std::uint64_t block_bytes, bool pinned, const IoOptions& options) {
+  // Along all files at once: some file systems serve one file at a time.
+  std::stable_sort(tasks.begin(), tasks.end(), [](const BlockTask& a, const BlockTask& b) {
+    return a.file_offset + a.begin < b.file_offset + b.begin;
+  });
+  std::vector<std::optional<BlockBuffer>> buffers(static_cast<std::size_t>(std::max(options.threads, 1)));
   parallel_tasks(tasks.size(), options.threads, [&](int worker, std::size_t index) {
     const BlockTask& task = tasks[index];
-    at::Tensor& buffer = buffers[static_cast<std::size_t>(worker)];
-    if (!buffer.defined()) {
-      buffer = at::empty({static_cast<std::int64_t>(block_bytes)},
-                         at::TensorOptions().dtype(at::kByte).pinned_memory(pinned));
-    }
-    auto* bytes = static_cast<char*>(buffer.data_ptr());
-    task.shard->read(bytes, task.length, task.file_offset + task.begin);
+    std::optional<BlockBuffer>& buffer = buffers[static_cast<std::size_t>(worker)];
+    if (!buffer) buffer.emplace(block_bytes, pinned);
+    const InputFile& file = task.shard->file();
+    char* bytes = file.read(*buffer, task.length, task.file_offset + task.begin);
     const std::uint32_t found = crc32c(bytes, task.length);
     const std::uint32_t expected = task.piece->checksums[task.block];
-    PGPT_CHECK(DataError, found == expected, task.shard->path(), " is damaged: the checksum of tensor ", *task.tensor,
+    PGPT_CHECK(DataError, found == expected, file.path(), " is damaged: the checksum of tensor ", *task.tensor,
                ", bytes ", task.begin, " to ", task.begin + task.length, " of its piece there, is ",
                checksum_text(found), ", the manifest says ", checksum_text(expected), kElsewhere);
     if (task.target != nullptr) scatter(task, bytes);

@@ -5,28 +5,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "pgpt/base/crc.h"
+
 namespace pgpt::data {
 namespace {
-
-using CrcTables = std::array<std::array<std::uint32_t, 256>, 8>;
-
-constexpr CrcTables make_crc_tables() {
-  CrcTables tables{};
-  for (std::uint32_t i = 0; i < 256; ++i) {
-    std::uint32_t c = i;
-    for (int bit = 0; bit < 8; ++bit) c = (c >> 1) ^ ((c & 1U) != 0 ? 0xEDB88320U : 0U);
-    tables[0][i] = c;
-  }
-  for (std::size_t t = 1; t < 8; ++t) {
-    for (std::size_t i = 0; i < 256; ++i) {
-      const std::uint32_t previous = tables[t - 1][i];
-      tables[t][i] = (previous >> 8) ^ tables[0][previous & 0xFFU];
-    }
-  }
-  return tables;
-}
-
-constexpr CrcTables kCrc = make_crc_tables();
 
 constexpr std::array<int, 16> kMd5Shifts = {7, 12, 17, 22, 5, 9, 14, 20, 4, 11, 16, 23, 6, 10, 15, 21};
 
@@ -77,18 +59,7 @@ void md5_block(const unsigned char* block, std::array<std::uint32_t, 4>& state) 
 }  // namespace
 
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t crc) {
-  crc = ~crc;
-  const auto* p = reinterpret_cast<const unsigned char*>(bytes.data());
-  std::size_t left = bytes.size();
-  for (; left >= 8; left -= 8, p += 8) {
-    // Eight table look-ups a step instead of one.
-    crc ^= static_cast<std::uint32_t>(p[0]) | static_cast<std::uint32_t>(p[1]) << 8 |
-           static_cast<std::uint32_t>(p[2]) << 16 | static_cast<std::uint32_t>(p[3]) << 24;
-    crc = kCrc[7][crc & 0xFFU] ^ kCrc[6][(crc >> 8) & 0xFFU] ^ kCrc[5][(crc >> 16) & 0xFFU] ^ kCrc[4][crc >> 24] ^
-          kCrc[3][p[4]] ^ kCrc[2][p[5]] ^ kCrc[1][p[6]] ^ kCrc[0][p[7]];
-  }
-  for (; left > 0; --left, ++p) crc = (crc >> 8) ^ kCrc[0][(crc ^ *p) & 0xFFU];
-  return ~crc;
+  return ~continue_crc<0xEDB88320U>(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), ~crc);
 }
 
 std::string md5_hex(std::string_view text) {

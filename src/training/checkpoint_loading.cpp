@@ -19,45 +19,10 @@ using checkpoint::LocalTensor;
 
 namespace {
 
-/// Options that decide what the stored numbers mean; they must be those of the run that saved.
-constexpr const char* kArchitecture[] = {"num_layers",
-                                         "hidden_size",
-                                         "ffn_hidden_size",
-                                         "num_attention_heads",
-                                         "group_query_attention",
-                                         "num_query_groups",
-                                         "kv_channels",
-                                         "position_embedding_type",
-                                         "rotary_base",
-                                         "rotary_percent",
-                                         "rotary_interleaved",
-                                         "rotary_seq_len_interpolation_factor",
-                                         "use_rope_scaling",
-                                         "rope_scaling_factor",
-                                         "untie_embeddings_and_output_weights",
-                                         "normalization",
-                                         "norm_epsilon",
-                                         "apply_layernorm_1p",
-                                         "add_bias_linear",
-                                         "add_qkv_bias",
-                                         "swiglu",
-                                         "squared_relu",
-                                         "quick_geglu",
-                                         "openai_gelu",
-                                         "qk_layernorm",
-                                         "transformer_impl",
-                                         "vocab_size",
-                                         "padded_vocab_size"};
-
 const std::string* find_argument(const config::Config& config, const std::string& name) {
   const auto found = std::find_if(config.arguments.begin(), config.arguments.end(),
                                   [&](const auto& argument) { return argument.first == name; });
   return found == config.arguments.end() ? nullptr : &found->second;
-}
-
-std::string option_of(const std::string& argument) {
-  const config::Option* option = config::find_destination(argument);
-  return option == nullptr ? argument : option->names.front();
 }
 
 const char* optimizer_name(config::OptimizerKind kind) { return kind == config::OptimizerKind::kAdam ? "adam" : "sgd"; }
@@ -127,13 +92,14 @@ std::optional<Checkpointer::Source> Checkpointer::find_source() {
 
 void Checkpointer::check_arguments(const checkpoint::Manifest& manifest, const std::string& directory,
                                    bool finetune) const {
-  for (const char* name : kArchitecture) {
-    const auto stored = manifest.arguments.find(name);
-    const std::string* mine = find_argument(config_, name);
+  for (const config::Option& option : config::option_table()) {
+    if (!option.architecture) continue;
+    const auto stored = manifest.arguments.find(option.destination);
+    const std::string* mine = find_argument(config_, option.destination);
     if (stored == manifest.arguments.end() || mine == nullptr || stored->second == *mine) continue;
     // Finetuning may change what shapes do not show (rotary base, for example); shapes are checked tensor by tensor.
     if (finetune) continue;
-    throw ConfigError(concat(option_of(name), ": this run has ", *mine, ", the checkpoint ", directory, " has ",
+    throw ConfigError(concat(option.names.front(), ": this run has ", *mine, ", the checkpoint ", directory, " has ",
                              stored->second,
                              "; give the same value, or --use-checkpoint-args to take the checkpoint's"));
   }

@@ -28,6 +28,22 @@ namespace {
 constexpr std::chrono::hours kSlowDisk{2};
 constexpr int kMostThreads = 8;
 
+/// A thread that leaves signals to the training thread. Throws DataError.
+std::thread quiet_thread(const std::function<void()>& work) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread thread(work);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return thread;
+  } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw DataError(concat("checkpoints: cannot start a thread: ", error.what()));
+  }
+}
+
 const char* optimizer_name(config::OptimizerKind kind) { return kind == config::OptimizerKind::kAdam ? "adam" : "sgd"; }
 
 }  // namespace
@@ -50,6 +66,7 @@ Checkpointer::Checkpointer(const config::Config& config, comm::World& world, Gro
 }
 
 Checkpointer::~Checkpointer() {
+  if (remover_.joinable()) remover_.join();
   if (!pending_ || !pending_->writer.joinable()) return;
   cancel_ = true;
   pending_->writer.join();
@@ -80,7 +97,8 @@ checkpoint::IoOptions Checkpointer::io_options() const {
   checkpoint::IoOptions options;
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   // Ranks of a node share its cores; the world size bounds their number where the launcher is not asked again.
-  options.threads = std::clamp(cores / std::max(1, std::min(world_.size(), 8)), 1, kMostThreads);
+  // More than cores, since they wait for the disk most of the time.
+  options.threads = std::clamp(4 * cores / std::max(1, std::min(world_.size(), 8)), 1, kMostThreads);
   options.cancel = &cancel_;
   return options;
 }
@@ -128,6 +146,11 @@ std::vector<LocalTensor> Checkpointer::tensors(bool optimizer, bool padding) con
   return result;
 }
 
+std::vector<LocalTensor> Checkpointer::parts() const {
+  return checkpoint::writers_part(tensors(config_.checkpoint.save_optimizer, keeps_padding()),
+                                  config_.checkpoint.fully_parallel_save);
+}
+
 checkpoint::Manifest Checkpointer::describe(const RunPosition& position) const {
   checkpoint::Manifest manifest;
   manifest.program = "pretrain_gpt " + config::version();
@@ -159,7 +182,11 @@ checkpoint::Manifest Checkpointer::describe(const RunPosition& position) const {
   return manifest;
 }
 
-void Checkpointer::start_progress(const RunPosition& position) {
+void Checkpointer::start(const RunPosition& position) {
+  if (config_.checkpoint.async_save && (enabled(Kind::kPersistent) || enabled(Kind::kNonPersistent))) {
+    // Taking so much memory lasts longer than the copy: done now, so that the first save does not stall training.
+    run_together([&] { (void)checkpoint::host_snapshot(parts(), snapshot_); });
+  }
   if (!config_.logging.progress) return;
   run_together([&] {
     if (world_.rank() != 0) return;
@@ -203,6 +230,7 @@ void Checkpointer::start_save(const RunPosition& position, Kind kind) {
   run_together([&] {
     save.partial = save.root / ("." + checkpoint::iteration_name(position.iteration) + ".partial");
     if (world_.rank() != 0) return;
+    finish_removal();
     if (fs::exists(save.root / checkpoint::iteration_name(position.iteration))) {
       print_first(
           concat("WARNING: overwriting the checkpoint of iteration ", position.iteration, " in ", save.root.string()));
@@ -214,10 +242,9 @@ void Checkpointer::start_save(const RunPosition& position, Kind kind) {
     }
   });
   synchronize(device_);
-  save.parts = checkpoint::writers_part(tensors(config_.checkpoint.save_optimizer, keeps_padding()),
-                                        config_.checkpoint.fully_parallel_save);
+  save.parts = parts();
   if (!asynchronous) {
-    run_together([&] { save.summary = checkpoint::write_shard(save.partial, shard_name(), save.parts, io_options()); });
+    run_together([&] { save.files = checkpoint::write_shards(save.partial, shard_name(), save.parts, io_options()); });
     publish();
     return;
   }
@@ -229,27 +256,17 @@ void Checkpointer::start_save(const RunPosition& position, Kind kind) {
                    static_cast<long long>(position.iteration), save.root.c_str()));
 }
 
-std::string Checkpointer::shard_name() const { return text("shard_%05d.safetensors", world_.rank()); }
+std::string Checkpointer::shard_name() const { return text("shard_%05d", world_.rank()); }
 
 void Checkpointer::start_writer() {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the training thread
-  try {
-    pending_->writer = std::thread([&save = *pending_, name = shard_name(), options = io_options()] {
-      try {
-        save.summary = checkpoint::write_shard(save.partial, name, save.parts, options);
-      } catch (...) {
-        save.failure = std::current_exception();
-      }
-      save.done = true;
-    });
-  } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw DataError(concat("--async-save: cannot start a thread: ", error.what()));
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pending_->writer = quiet_thread([&save = *pending_, name = shard_name(), options = io_options()] {
+    try {
+      save.files = checkpoint::write_shards(save.partial, name, save.parts, options);
+    } catch (...) {
+      save.failure = std::current_exception();
+    }
+    save.done = true;
+  });
 }
 
 void Checkpointer::poll() {
@@ -260,6 +277,7 @@ void Checkpointer::poll() {
 
 void Checkpointer::finish() {
   if (pending_) complete();
+  finish_removal();
 }
 
 void Checkpointer::complete() {
@@ -279,11 +297,13 @@ void Checkpointer::complete() {
 void Checkpointer::publish() {
   Pending& save = *pending_;
   checkpoint::RunState& state = save.manifest.state;
-  const std::vector<std::string> summaries = gather_texts(all_, device_, save.summary.to_text());
+  const std::vector<std::string> summaries = gather_texts(all_, device_, checkpoint::summaries_text(save.files));
   run_together([&] {
     if (world_.rank() != 0) return;
-    for (const std::string& summary : summaries)
-      checkpoint::merge(save.manifest, checkpoint::ShardSummary::from_text(summary));
+    for (const std::string& of_rank : summaries) {
+      for (const checkpoint::ShardSummary& file : checkpoint::parse_summaries(of_rank))
+        checkpoint::merge(save.manifest, file);
+    }
     checkpoint::check_coverage(save.manifest, save.partial.string());
     checkpoint::write_text_atomically((save.partial / checkpoint::kManifestName).string(),
                                       checkpoint::manifest_text(save.manifest));
@@ -310,28 +330,43 @@ void Checkpointer::publish() {
 void Checkpointer::remove_outdated(std::int64_t previous) {
   const Pending& save = *pending_;
   const std::int64_t iteration = save.manifest.state.iteration;
-  const auto remove = [&](const fs::path& directory) {
+  const auto removable = [](const fs::path& directory) {
     std::error_code error;
-    if (fs::is_directory(directory, error) && !fs::is_symlink(directory, error))
-      checkpoint::remove_checkpoint(directory);
+    return fs::is_directory(directory, error) && !fs::is_symlink(directory, error);
   };
+  std::vector<fs::path> older;
   if (save.kind == Kind::kNonPersistent) {
-    std::vector<fs::path> older;
     for (const fs::directory_entry& entry : fs::directory_iterator(save.root)) {
       const std::string name = entry.path().filename().string();
       if (name.rfind("iter_", 0) == 0 && name != checkpoint::iteration_name(iteration)) older.push_back(entry.path());
     }
-    for (const fs::path& directory : older) remove(directory);
-    return;
+  } else {
+    const std::int64_t retain = config_.checkpoint.save_retain_interval;
+    if (retain == 0 || previous == 0 || previous == iteration || previous % retain == 0) return;
+    older.push_back(save.root / checkpoint::iteration_name(previous));
   }
-  const std::int64_t retain = config_.checkpoint.save_retain_interval;
-  if (retain == 0 || previous == 0 || previous == iteration || previous % retain == 0) return;
-  const fs::path directory = save.root / checkpoint::iteration_name(previous);
-  if (fs::is_symlink(directory) || !fs::is_directory(directory)) return;
-  checkpoint::remove_checkpoint(directory);
+  older.erase(std::remove_if(older.begin(), older.end(), [&](const fs::path& path) { return !removable(path); }),
+              older.end());
+  if (older.empty()) return;
+  for (fs::path& directory : older) directory = checkpoint::hide_checkpoint(directory);
+  remover_ = quiet_thread([this, older] {
+    try {
+      for (const fs::path& directory : older) checkpoint::remove_hidden(directory);
+    } catch (const std::exception& error) {
+      removal_failure_ = error.what();
+    }
+  });
+  if (save.kind == Kind::kNonPersistent) return;
   print_(text("  successfully deleted checkpoint from iteration %7lld at %s", static_cast<long long>(previous),
               save.root.c_str()));
   if (progress_) progress_->deleted(previous);
+}
+
+void Checkpointer::finish_removal() {
+  if (!remover_.joinable()) return;
+  remover_.join();
+  if (!removal_failure_.empty()) print_(concat("WARNING: an older checkpoint is not removed: ", removal_failure_));
+  removal_failure_.clear();
 }
 
 }  // namespace pgpt::training

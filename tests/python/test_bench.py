@@ -1,6 +1,7 @@
 """The parts of scripts/bench that need no GPU: the corpus writer, the phases of a trace, the table."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ CONFIGS = ROOT / "configs"
 sys.path.insert(0, str(ROOT / "scripts" / "bench"))
 
 import corpus  # noqa: E402
+import disk  # noqa: E402
 import models  # noqa: E402
 import phases  # noqa: E402
 import report  # noqa: E402
@@ -59,6 +61,58 @@ class Corpus(unittest.TestCase):
                 self.assertEqual(len(index), 34 + 12 * sequences + 8 * (sequences + 1))
                 lengths = [int.from_bytes(index[34 + 4 * i : 38 + 4 * i], "little") for i in range(sequences)]
                 self.assertEqual(sum(lengths), 5000)
+
+
+class Checkpoints(unittest.TestCase):
+    def test_the_disk_is_measured_and_left_clean(self):
+        with tempfile.TemporaryDirectory() as folder:
+            found = disk.rates(folder, 2, 16 << 20, 8 << 20)
+            self.assertEqual(list(pathlib.Path(folder).iterdir()), [])
+        for what in ("write", "read"):
+            self.assertGreater(found[what], 0)
+            self.assertIn(found[what + "_mode"], found[what + "_probe"])
+
+    def test_a_small_model_is_saved_and_loaded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            output = pathlib.Path(folder) / "results.json"
+            script = ROOT / "scripts" / "bench_checkpoint.sh"
+            command = [script, "--program", PROGRAM, "--model", "tiny-cpu", "--folder", folder, "--probe-gb", "0.01"]
+            command += ["--async", "--output", output]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            found = json.loads(output.read_text(encoding="utf-8"))
+            self.assertEqual([path.name for path in pathlib.Path(folder).iterdir()], ["results.json"])
+        # 115,008 parameters with two moments in fp32: table 256 x 64; in each of two layers qkv 128 x 64, proj
+        # 64 x 64, fc1 384 x 64, fc2 64 x 192 and two norms; the last norm. Then a header of some pages.
+        self.assertGreater(found["bytes"], 12 * 115_008)
+        self.assertLess(found["bytes"], 12 * 115_008 + 16_384)
+        self.assertEqual(set(found["runs"]), {"train", "save", "load", "async"})
+        self.assertEqual(len(found["async_stalls_s"]), 2)
+        for run in found["runs"].values():
+            self.assertGreater(run["host_bytes"], 10 << 20)
+        self.assertIn("| save |", result.stdout)
+
+
+@unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+class Cpu(unittest.TestCase):
+    def test_the_comparison_on_the_cpu_trains_the_same_model_with_every_contestant(self):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, str(ROOT / "scripts" / "bench" / "cpu.py"), "--program", PROGRAM]
+            command += ["--models", "tiny-cpu", "--threads", "1", "--precisions", "fp32,bf16", "--rounds", "2"]
+            command += ["--warm-up", "1", "--steps", "3", "--output", folder]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            document = json.loads((pathlib.Path(folder) / "cpu.json").read_text(encoding="utf-8"))
+            rows = document["results"]
+            self.assertEqual([row["precision"] for row in rows], ["fp32"] * 3 + ["bf16"] * 3)
+            for row in rows:
+                self.assertEqual(len(row["step_ms"]), 2 * 3)
+                # ln 256 = 5.545 for uniform tokens and an untrained model; a few steps at 1e-3 stray by less than 0.3.
+                self.assertLess(abs(row["loss"] - 5.545), 0.3)
+            for ours, *peers in (rows[:3], rows[3:]):
+                self.assertAlmostEqual(ours["ratio"], min(peer["ms"] for peer in peers) / ours["ms"])
+            table = (pathlib.Path(folder) / "cpu.md").read_text(encoding="utf-8")
+            self.assertIn("| tiny-cpu | fp32 | 1 | pretrain_gpt |", table)
 
 
 class Report(unittest.TestCase):

@@ -20,13 +20,15 @@ PROGRAM = os.environ["PGPT_PROGRAM"]
 TOOL = os.environ["PGPT_TOOL"]
 
 # Parameters of each model, counted by hand: V the padded vocabulary, h the width, f that of the feed-forward block.
-# GPT-2: V h + 1024 h + L (12 h^2 + 13 h) + 2 h; Llama: 2 V h + L (4 h^2 + 3 h f + 2 h) + h.
+# GPT-2: V h + s h + L (12 h^2 + 13 h) + 2 h; Llama: 2 V h + L (4 h^2 + 3 h f + 2 h) + h.
 EXPECTED = {
     "gpt2-124m": 50304 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768,
     "gpt2-1558m": 50304 * 1600 + 1024 * 1600 + 48 * (12 * 1600**2 + 13 * 1600) + 2 * 1600,
     "llama-1.3b": 2 * 32000 * 2048 + 24 * (4 * 2048**2 + 3 * 2048 * 5504 + 2 * 2048) + 2048,
     "llama-3b": 2 * 32000 * 3072 + 28 * (4 * 3072**2 + 3 * 3072 * 8192 + 2 * 3072) + 3072,
     "llama-7b": 2 * 32000 * 4096 + 32 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 4096,
+    "gpt2-10m": 16384 * 256 + 512 * 256 + 8 * (12 * 256**2 + 13 * 256) + 2 * 256,
+    "llama-10m": 2 * 8192 * 256 + 8 * (4 * 256**2 + 3 * 256 * 704 + 2 * 256) + 256,
     # Two layers of grouped queries (4 heads and 2 groups of 16), tied.
     "tiny-cpu": 256 * 64 + 2 * (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 192 + 2 * 64) + 64,
 }

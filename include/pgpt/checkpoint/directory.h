@@ -35,8 +35,11 @@ void write_tracker(const std::filesystem::path& root, std::int64_t iteration);
 /// Makes a finished folder the checkpoint of its iteration, in one rename; an older one of the same iteration is
 /// removed after it was replaced. Its files must have been synced.
 void publish(const std::filesystem::path& root, const std::filesystem::path& finished, std::int64_t iteration);
-/// Removes a checkpoint folder: it stops being one in a single rename, then its files go.
-void remove_checkpoint(const std::filesystem::path& directory);
+/// Takes a checkpoint away in a single rename. Returns its hidden folder, for remove_hidden; the next begin_save
+/// removes it too.
+[[nodiscard]] std::filesystem::path hide_checkpoint(const std::filesystem::path& directory);
+/// Removes a folder with all its files, which can last on large ones.
+void remove_hidden(const std::filesystem::path& directory);
 
 /// Writes directory entries to the disk.
 void sync_directory(const std::filesystem::path& directory);

@@ -23,9 +23,10 @@ struct LocalTensor {
 };
 
 struct IoOptions {
-  std::uint64_t block_bytes = std::uint64_t{4} << 20;  ///< unit of checksums, reads and writes; a multiple of 16
-  int threads = 1;                                     ///< each holds one block in host memory
-  const std::atomic<bool>* cancel = nullptr;           ///< set: stop early with DataError
+  std::uint64_t block_bytes = std::uint64_t{4} << 20;   ///< unit of checksums, reads and writes; a multiple of 16
+  int threads = 1;                                      ///< each holds one block in host memory (pinned for a GPU)
+  std::uint64_t file_bytes = std::uint64_t{512} << 20;  ///< about as much as this is worth a file of its own
+  const std::atomic<bool>* cancel = nullptr;            ///< set: stop early with DataError
 };
 
 /// What this rank writes: large tensors in row stretches shared among the replicas, each small one by a single replica,
@@ -33,27 +34,30 @@ struct IoOptions {
 /// replica writes all.
 [[nodiscard]] std::vector<LocalTensor> writers_part(const std::vector<LocalTensor>& tensors, bool share);
 
-/// Bytes that `write_shard` will write, header aside.
+/// Bytes that `write_shards` will write, headers aside.
 [[nodiscard]] std::uint64_t tensor_bytes(const std::vector<LocalTensor>& parts);
 
-/// Copies all values to the host, into one buffer (pinned when they come from a GPU) that `buffer` keeps for the next
+/// Copies all values to the host, into memory (pinned when they come from a GPU) that `buffers` keeps for the next
 /// time. The result views it. Returns when the copies are done.
-[[nodiscard]] std::vector<LocalTensor> host_snapshot(const std::vector<LocalTensor>& parts, at::Tensor& buffer);
+[[nodiscard]] std::vector<LocalTensor> host_snapshot(const std::vector<LocalTensor>& parts,
+                                                     std::vector<at::Tensor>& buffers);
 
 /// One written file, ready to be merged into a manifest.
 struct ShardSummary {
-  std::string file;  ///< empty: this rank had nothing to write
+  std::string file;
   FileEntry entry;
   std::vector<std::pair<std::string, TensorEntry>> tensors;  ///< one piece each; a name may come twice
-
-  [[nodiscard]] std::string to_text() const;
-  /// Throws DataError for text that to_text did not make.
-  [[nodiscard]] static ShardSummary from_text(const std::string& text);
 };
 
-/// Writes and syncs FOLDER/file, a safetensors file. Throws DataError naming path and cause.
-[[nodiscard]] ShardSummary write_shard(const std::filesystem::path& folder, const std::string& file,
-                                       const std::vector<LocalTensor>& parts, const IoOptions& options);
+/// Writes and syncs FOLDER/NAME.safetensors, and with many bytes NAME_1.safetensors and so on, so that the threads do
+/// not wait for each other. No file without parts. Throws DataError naming path and cause.
+[[nodiscard]] std::vector<ShardSummary> write_shards(const std::filesystem::path& folder, const std::string& name,
+                                                     const std::vector<LocalTensor>& parts, const IoOptions& options);
+
+/// What a rank tells the one that writes the manifest.
+[[nodiscard]] std::string summaries_text(const std::vector<ShardSummary>& summaries);
+/// Throws DataError for text that summaries_text did not make.
+[[nodiscard]] std::vector<ShardSummary> parse_summaries(const std::string& text);
 
 /// Enters the pieces of one file. Throws DataError when ranks disagree about a tensor's type or shape.
 void merge(Manifest& manifest, const ShardSummary& summary);

@@ -57,8 +57,8 @@ class Checkpointer {
 
   /// Loads what the options ask for into the state. Returns where the run goes on; nothing when it starts from scratch.
   [[nodiscard]] std::optional<RunPosition> load();
-  /// Opens progress.txt, when asked for.
-  void start_progress(const RunPosition& position);
+  /// Opens progress.txt and takes the host memory of asynchronous saves, when asked for.
+  void start(const RunPosition& position);
   /// Whether saves of this kind are asked for.
   [[nodiscard]] bool enabled(Kind kind) const;
   /// Saves. With --async-save it returns when the device has been copied to the host; the rest follows in the
@@ -66,7 +66,7 @@ class Checkpointer {
   void save(const RunPosition& position, Kind kind);
   /// Publishes a background save that every rank has finished; does nothing otherwise.
   void poll();
-  /// Waits for a background save and publishes it.
+  /// Waits for a background save and publishes it, and for the removal of older checkpoints.
   void finish();
 
  private:
@@ -83,7 +83,7 @@ class Checkpointer {
     Kind kind = Kind::kPersistent;
     checkpoint::Manifest manifest;  ///< all but files and tensors
     std::vector<checkpoint::LocalTensor> parts;
-    checkpoint::ShardSummary summary;
+    std::vector<checkpoint::ShardSummary> files;
     std::exception_ptr failure;
     std::atomic<bool> done{false};
     std::thread writer;
@@ -99,6 +99,8 @@ class Checkpointer {
   /// Model weights, optimizer state, and with `padding` the padding rows as tensors of their own.
   [[nodiscard]] std::vector<checkpoint::LocalTensor> tensors(bool optimizer, bool padding) const;
   [[nodiscard]] bool keeps_padding() const;
+  /// What this rank writes.
+  [[nodiscard]] std::vector<checkpoint::LocalTensor> parts() const;
   [[nodiscard]] checkpoint::Manifest describe(const RunPosition& position) const;
   [[nodiscard]] checkpoint::IoOptions io_options() const;
   [[nodiscard]] std::filesystem::path root_of(Kind kind) const;
@@ -109,6 +111,8 @@ class Checkpointer {
   void complete();
   void publish();
   void remove_outdated(std::int64_t previous);
+  /// Waits for the removal of older checkpoints.
+  void finish_removal();
   void print_first(const std::string& line) const;
   void run_together(const std::function<void()>& work) const;
 
@@ -123,7 +127,9 @@ class Checkpointer {
   std::unique_ptr<Pending> pending_;
   std::atomic<bool> cancel_{false};
   std::int64_t seed_;    // --seed, or that of a checkpoint whose random streams go on
-  at::Tensor snapshot_;  // reused by asynchronous saves
+  std::thread remover_;  // deletes files of older checkpoints, on rank 0
+  std::string removal_failure_;
+  std::vector<at::Tensor> snapshot_;  // reused by asynchronous saves
 };
 
 /// Argument dump of the checkpoint in a --load folder, for --use-checkpoint-args; nothing when the folder has none.
