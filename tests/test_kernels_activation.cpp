@@ -126,8 +126,35 @@ TEST_CASE("bf16 activations round once, or bias sum and gate first", "[cpu]") {
   }
 }
 
+TEST_CASE("fp32 activations stay within fp32 rounding of fp64", "[cpu]") {
+  // 70 rows of 2000 are three blocks on CPU.
+  const at::Tensor x = (random_normal({70, 2000}, 1) * 2).to(at::kFloat),
+                   bias = random_normal({2000}, 2).to(at::kFloat);
+  for (const ActivationKind kind : kKinds) {
+    for (const bool with_bias : {false, true}) {
+      INFO("kind " << static_cast<int>(kind) << " bias " << with_bias);
+      ActivationOptions options;
+      options.kind = kind;
+      const bool gated = kind == ActivationKind::kSwiglu || kind == ActivationKind::kQuickGeglu;
+      const at::Tensor b = with_bias ? bias : at::Tensor(),
+                       dy = random_normal({70, gated ? 1000 : 2000}, 3).to(at::kFloat);
+      const at::Tensor wide = leaf(x.to(at::kDouble));
+      const at::Tensor expected = reference(wide, with_bias ? bias.to(at::kDouble) : b, options);
+      expected.backward(dy.to(at::kDouble));
+      const c10::NoGradGuard guard;
+      // At most 32 roundings of values no larger than (1 + |u|)^2 in the result and (1 + |u|)^3 times |dy| < 6 in the
+      // gradient (u^2 * u * sech^2 of the tanh form); the gated kinds multiply by the other half. |u| < 16.
+      const at::Tensor u = 1 + (with_bias ? x + bias : x).to(at::kDouble).abs();
+      const at::Tensor other = gated ? u.roll(1000, 1) : u;
+      const at::Tensor size = gated ? (u * other).narrow(1, 0, 1000) : u * u;
+      require_within(activation_forward(x, b, options, {}), expected, size * (32 * kRoundoff32));
+      require_within(activation_backward(dy, x, b, options, {}), wide.grad(), u * u * other * (6 * 32 * kRoundoff32));
+    }
+  }
+}
+
 TEST_CASE("activations do not depend on the blocks of rows they are computed in", "[cpu]") {
-  // 300 rows of 2000 are three blocks on CPU.
+  // 300 rows of 2000 are ten blocks on CPU.
   const at::Tensor x = random_normal({300, 2000}, 1).to(at::kBFloat16),
                    bias = random_normal({2000}, 2).to(at::kBFloat16);
   for (const ActivationKind kind : kKinds) {

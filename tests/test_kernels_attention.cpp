@@ -1,5 +1,7 @@
 // Attention: every form against autograd in fp64, rounding points in bf16, masks, groups, dropout, block boundaries.
 
+#include <ATen/Parallel.h>
+
 #include <cmath>
 #include <limits>
 
@@ -45,7 +47,8 @@ at::Tensor factors_of(const Sizes& n, const AttentionOptions& options) {
   return options.dropout > 0 ? dropout(at::ones({n.b, n.nh, n.s, n.s}, at::kDouble), state, {}) : at::Tensor();
 }
 
-void check_against_autograd(const Sizes& n, const at::Tensor& mask, const AttentionOptions& options) {
+void check_against_autograd(const Sizes& n, const at::Tensor& mask, const AttentionOptions& options,
+                            const Policy& policy = {}) {
   INFO("b " << n.b << " s " << n.s << " heads " << n.nh << " groups " << n.ng << " d " << n.d << " form "
             << static_cast<int>(options.form) << " dropout " << options.dropout);
   const Qkv random = random_qkv(n, 1);
@@ -55,7 +58,6 @@ void check_against_autograd(const Sizes& n, const at::Tensor& mask, const Attent
       reference(in, mask.defined() ? mask : causal_mask(n.s), options.scale, factors_of(n, options));
   expected.backward(dout);
   const c10::NoGradGuard guard;
-  const Policy policy;
   AttentionSaved saved;
   const at::Tensor out = attention_forward({in.q.detach(), in.k.detach(), in.v.detach()}, mask, options, saved, policy);
   const Qkv gradient = attention_backward(dout, saved, policy);
@@ -71,6 +73,51 @@ void check_against_autograd(const Sizes& n, const at::Tensor& mask, const Attent
 
 at::Tensor r(const at::Tensor& t) { return to_bf16_values(t); }
 
+struct Results {
+  at::Tensor out, q, k, v;
+};
+
+// Attention and its gradients in fp64, and for each what fp32 arithmetic may be off by, to first order. u is one
+// roundoff; `terms` of them cover a sum of so many terms in any order; |t| are sums of absolute values.
+struct Fp32Reference {
+  Results value, bound;
+
+  Fp32Reference(const Qkv& in, const at::Tensor& dout, double scale) {
+    const std::int64_t s = in.q.size(1), nh = in.q.size(2), d = in.q.size(3), per_group = nh / in.k.size(2);
+    const auto roundoffs = [](std::int64_t terms) { return static_cast<double>(terms) * kRoundoff32; };
+    const auto wide = [&](const at::Tensor& t) { return heads_of(t.to(at::kDouble), nh); };
+    const at::Tensor q = wide(in.q), k = wide(in.k), v = wide(in.v), dy = wide(dout);
+    const auto t = [](const at::Tensor& x) { return x.transpose(2, 3); };
+    const at::Tensor scores = at::matmul(q, t(k)) * scale;
+    const at::Tensor p = at::softmax(scores.masked_fill(causal_mask(s), -std::numeric_limits<double>::infinity()), 3);
+    const at::Tensor out = at::matmul(p, v), dp = at::matmul(dy, t(v)), row = (dy * out).sum({3}, true);
+    const at::Tensor ds = p * (dp - row);
+    // A score is a sum of d products, scaled; the exponential turns its absolute error into a relative one. Numerator
+    // and row sum share the largest score error of the row; s + 16 more for the sum, the exponential and the quotient.
+    const at::Tensor score_error = at::matmul(q.abs(), t(k.abs())) * scale * roundoffs(d + 4);
+    const at::Tensor p_error =
+        p * (2 * score_error.masked_fill(causal_mask(s), 0.0).amax({3}, true) + roundoffs(s + 16));
+    const at::Tensor out_error = at::matmul(p_error, v.abs()) + at::matmul(p, v.abs()) * roundoffs(s + 4);
+    const at::Tensor row_error =
+        (dy.abs() * out_error).sum({3}, true) + (dy * out).abs().sum({3}, true) * roundoffs(d + 4);
+    const at::Tensor dp_error = at::matmul(dy.abs(), t(v.abs())) * roundoffs(d + 4);
+    const at::Tensor ds_error =
+        p_error * (dp - row).abs() + p * (dp_error + row_error) + p * (dp.abs() + row.abs()) * roundoffs(8);
+    const auto product = [&](const at::Tensor& a, const at::Tensor& a_error, const at::Tensor& b, std::int64_t terms) {
+      return at::matmul(a_error, b.abs()) + at::matmul(a.abs(), b.abs()) * roundoffs(terms + 4);
+    };
+    // Gradients of keys and values are sums over the queries of a group.
+    const auto to_groups = [&](const at::Tensor& x) {
+      return x.transpose(1, 2).reshape({x.size(0), s, nh / per_group, per_group, d}).sum(3);
+    };
+    value = {out.transpose(1, 2), at::matmul(ds, k).transpose(1, 2) * scale, to_groups(at::matmul(t(ds), q)) * scale,
+             to_groups(at::matmul(t(p), dy))};
+    bound = {out_error.transpose(1, 2), product(ds, ds_error, k, s).transpose(1, 2) * scale,
+             to_groups(product(t(ds), t(ds_error), q, s * per_group)) * scale,
+             to_groups(product(t(p), t(p_error), dy, s * per_group))};
+  }
+};
+
 }  // namespace
 
 TEST_CASE("attention and its gradients agree with autograd in fp64", "[cpu]") {
@@ -85,6 +132,8 @@ TEST_CASE("attention and its gradients agree with autograd in fp64", "[cpu]") {
         options.dropout_seed = 77;
         options.dropout_offset = 12;
         check_against_autograd(n, {}, options);
+        // The composite, where libtorch's kernel ran above.
+        if (form == AttentionForm::kFused) check_against_autograd(n, {}, options, {.fast = false});
       }
     }
   }
@@ -145,6 +194,60 @@ TEST_CASE("grouped queries equal repeated keys and values, their gradients the s
     require_within(grouped.k, sum(repeated.k), bound);
     require_within(grouped.v, sum(repeated.v), bound);
   }
+}
+
+TEST_CASE("fp32 attention on the CPU stays within fp32 rounding of fp64, through libtorch and as a composite",
+          "[cpu]") {
+  // The kernel's three sizes of query blocks (32, 64, 256), none a divisor of the length; more than one block of keys.
+  for (const Sizes& n : {Sizes{2, 45, 4, 4, 32}, Sizes{1, 201, 4, 2, 16}, Sizes{1, 790, 3, 1, 8}}) {
+    const Qkv random = random_qkv(n, 11);
+    const at::Tensor packed =
+        at::cat({random.q.view({n.b, n.s, n.ng, -1, n.d}), random.k.unsqueeze(3), random.v.unsqueeze(3)}, 3)
+            .to(at::kFloat);
+    const Qkv in = split_qkv(packed.view({n.b, n.s, -1}), n.nh, n.ng, n.d, nullptr, {});
+    const at::Tensor dout = random_normal({n.b, n.s, n.nh, n.d}, 12).to(at::kFloat);
+    AttentionOptions options;
+    options.scale = 1 / std::sqrt(static_cast<double>(n.d));
+    const Fp32Reference expected(in, dout, options.scale);
+    std::vector<at::Tensor> outputs;
+    for (const bool fast : {true, false}) {
+      INFO("s " << n.s << " heads " << n.nh << " groups " << n.ng << " fast " << fast);
+      const Policy policy{.fast = fast};
+      AttentionSaved saved;
+      const at::Tensor out = attention_forward(in, {}, options, saved, policy);
+      const Qkv gradient = attention_backward(dout, saved, policy);
+      REQUIRE(out.is_contiguous());
+      REQUIRE(saved.log_sum_exp.sizes().vec() == std::vector<std::int64_t>{n.b, n.nh, n.s});
+      require_within(out, expected.value.out, expected.bound.out);
+      require_within(gradient.q, expected.value.q, expected.bound.q);
+      require_within(gradient.k, expected.value.k, expected.bound.k);
+      require_within(gradient.v, expected.value.v, expected.bound.v);
+      outputs.push_back(out);
+    }
+    // The bounds are sharp enough to tell a wrong result: a mask off by one is far outside.
+    CHECK((outputs[0].to(at::kDouble) - expected.value.out.roll(1, 1)).abs().gt(expected.bound.out).any().item<bool>());
+  }
+}
+
+TEST_CASE("fp32 attention on the CPU gives the same bits with any number of threads", "[cpu]") {
+  const Sizes n{1, 300, 4, 1, 16};
+  const Qkv random = random_qkv(n, 21);
+  const Qkv in{random.q.to(at::kFloat), random.k.to(at::kFloat), random.v.to(at::kFloat)};
+  const at::Tensor dout = random_normal({n.b, n.s, n.nh, n.d}, 22).to(at::kFloat);
+  const int threads = at::get_num_threads();
+  std::vector<Results> results;
+  for (const int count : {1, 4}) {
+    at::set_num_threads(count);
+    AttentionSaved saved;
+    const at::Tensor out = attention_forward(in, {}, AttentionOptions{}, saved, {});
+    const Qkv gradient = attention_backward(dout, saved, {});
+    results.push_back({out, gradient.q, gradient.k, gradient.v});
+  }
+  at::set_num_threads(threads);
+  require_equal(results[0].out, results[1].out);
+  require_equal(results[0].q, results[1].q);
+  require_equal(results[0].k, results[1].k);
+  require_equal(results[0].v, results[1].v);
 }
 
 TEST_CASE("strided inputs give the same bits as contiguous ones", "[cpu]") {
@@ -241,8 +344,10 @@ TEST_CASE("attention dropout repeats its mask from seed and offset and keeps the
 }
 
 TEST_CASE("the log names the attention implementation that runs", "[cpu]") {
-  const Qkv in = random_qkv({1, 4, 2, 2, 8}, 1);
+  const Qkv wide = random_qkv({1, 4, 2, 2, 8}, 1);
   AttentionOptions options;
+  CHECK(attention_implementation(wide, {}, options) == "flash (libtorch, CPU)");
+  const Qkv in{wide.q.to(at::kBFloat16), wide.k.to(at::kBFloat16), wide.v.to(at::kBFloat16)};
   CHECK(attention_implementation(in, {}, options) == "composite (fused form)");
   CHECK(attention_implementation(in, at::zeros({1, 1, 4, 4}, at::kBool), options) ==
         "composite (fused form, custom mask)");

@@ -72,6 +72,9 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
              [&] { (void)add_norm_forward(x, delta, weight, b, options, sum, statistics, kFast); });
       report(rms ? "RMSNorm backward + skip" : "LayerNorm backward + skip", shape_text({t, h}), 4 * bytes,
              [&] { (void)norm_backward(dy, x, weight, b, options, statistics, delta, kFast); });
+      at::Tensor sums;
+      report(rms ? "RMSNorm backward + skip, sums" : "LayerNorm backward + skip, sums", shape_text({t, h}), 4 * bytes,
+             [&] { (void)norm_backward(dy, x, weight, b, options, statistics, delta, kFast, &sums); });
     }
     report("column sum", shape_text({t, h}), bytes, [&] { (void)column_sum(x); });
     const DropoutState drop{0.1, 1, 2}, none;
@@ -83,8 +86,8 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
   struct Heads {
     std::int64_t b, s, heads, groups, d;
   };
-  for (const auto& [b, s, heads, groups, d] :
-       {Heads{8, 2048, 16, 16, 128}, Heads{2, 4096, 32, 8, 128}, Heads{64, 1024, 12, 12, 64}}) {
+  for (const auto& [b, s, heads, groups, d] : {Heads{8, 2048, 16, 16, 128}, Heads{2, 4096, 32, 8, 128},
+                                               Heads{64, 1024, 12, 12, 64}, Heads{16, 1024, 25, 25, 64}}) {
     RopeOptions options;
     options.dim = d;
     const RopeTable table = make_rope_table(s, options, at::Device(at::kCUDA, 0));
@@ -96,8 +99,15 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
     const Qkv gradient{normal({b, s, heads, d}), normal({b, s, groups, d}), normal({b, s, groups, d})};
     report("rope + merge gradients", shape_text({b, s, heads, groups, d}), 2 * bytes,
            [&] { (void)merge_qkv_gradient(gradient, &table, kFast); });
+    at::Tensor sums;
+    report("rope + merge gradients, sums", shape_text({b, s, heads, groups, d}), 2 * bytes,
+           [&] { (void)merge_qkv_gradient(gradient, &table, kFast, &sums); });
+    report("merge gradients", shape_text({b, s, heads, groups, d}), 2 * bytes,
+           [&] { (void)merge_qkv_gradient(gradient, nullptr, kFast); });
+    report("merge gradients, sums", shape_text({b, s, heads, groups, d}), 2 * bytes,
+           [&] { (void)merge_qkv_gradient(gradient, nullptr, kFast, &sums); });
   }
-  for (const auto& [t, f] : {Shape{16384, 5504}, Shape{8192, 11008}, Shape{65536, 3072}}) {
+  for (const auto& [t, f] : {Shape{16384, 5504}, Shape{8192, 11008}, Shape{65536, 3072}, Shape{16384, 6400}}) {
     const double bytes = 2.0 * static_cast<double>(t * f);
     const at::Tensor x = normal({t, 2 * f}), single = normal({t, f}), dy = normal({t, f}), bias = normal({f});
     ActivationOptions swiglu, gelu, erf;
@@ -107,13 +117,21 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
     report("SwiGLU", shape_text({t, f}), 3 * bytes, [&] { (void)activation_forward(x, {}, swiglu, kFast); });
     report("SwiGLU backward", shape_text({t, f}), 5 * bytes,
            [&] { (void)activation_backward(dy, x, {}, swiglu, kFast); });
+    at::Tensor sums;
+    report("SwiGLU backward, sums", shape_text({t, f}), 5 * bytes,
+           [&] { (void)activation_backward(dy, x, {}, swiglu, kFast, &sums); });
     report("bias + tanh GELU", shape_text({t, f}), 2 * bytes,
            [&] { (void)activation_forward(single, bias, gelu, kFast); });
     report("bias + tanh GELU backward", shape_text({t, f}), 3 * bytes,
            [&] { (void)activation_backward(dy, single, bias, gelu, kFast); });
+    report("bias + tanh GELU backward, sums", shape_text({t, f}), 3 * bytes,
+           [&] { (void)activation_backward(dy, single, bias, gelu, kFast, &sums); });
     report("erf GELU", shape_text({t, f}), 2 * bytes, [&] { (void)activation_forward(single, {}, erf, kFast); });
     report("erf GELU backward", shape_text({t, f}), 3 * bytes,
            [&] { (void)activation_backward(dy, single, {}, erf, kFast); });
+    report("bias + erf GELU backward, sums", shape_text({t, f}), 3 * bytes,
+           [&] { (void)activation_backward(dy, single, bias, erf, kFast, &sums); });
+    report("column sum", shape_text({t, f}), bytes, [&] { (void)column_sum(single); });
   }
   for (const auto& [t, v] : {Shape{8192, 32000}, Shape{4096, 50304}, Shape{4096, 128256}, Shape{2048, 262144}}) {
     at::Tensor logits = normal({t, v});

@@ -16,15 +16,17 @@ struct Result {
   float norm, gradient_scale, skip, next;
 };
 
-Result finish(double squared, double clip, float loss_scale = 0, float non_finite = -1) {
+Result finish(double squared, double clip, const at::Tensor& guard = {}, float skip = 0) {
   StepScalars scalars{at::full({StepScalars::kCount + 2}, 5.0F, at::kFloat)};
+  scalars.values.select(0, StepScalars::kSkip).fill_(skip);
   at::Tensor norm = at::zeros({}, at::kFloat);
-  finish_norm(at::full({}, squared, at::kDouble), loss_scale == 0 ? at::Tensor() : at::full({}, loss_scale, at::kFloat),
-              non_finite < 0 ? at::Tensor() : at::full({}, non_finite, at::kFloat), clip, norm, scalars);
+  finish_norm(at::full({}, squared, at::kDouble), clip, guard, norm, scalars);
   const float* values = scalars.values.const_data_ptr<float>();
   return {norm.item<float>(), values[StepScalars::kGradientScale], values[StepScalars::kSkip],
           values[StepScalars::kBiasCorrection1]};
 }
+
+at::Tensor guard(double value) { return at::full({}, value, at::kDouble); }
 
 }  // namespace
 
@@ -40,17 +42,35 @@ TEST_CASE("gradients above the clip norm are scaled to it, others stay", "[cpu]"
   CHECK(finish(1e30, 0).norm == 1e15F);
 }
 
-TEST_CASE("a loss scale is taken out of the norm and of the gradients", "[cpu]") {
-  const Result scaled = finish(16.0 * 1024 * 1024, 1, 1024);
-  CHECK(scaled.norm == 4.0F);
-  CHECK(scaled.gradient_scale == (1.0F / (4.0F + 1e-6F)) / 1024);
-  CHECK(finish(0.25, 1, 8).gradient_scale == 0.125F);
-}
-
-TEST_CASE("a found NaN or infinity skips the step, and a NaN norm is not clipped away", "[cpu]") {
-  CHECK(finish(1, 1, 0, 1).skip == 1.0F);
-  CHECK(finish(1, 1, 0, 0).skip == 0.0F);
-  const Result bad = finish(std::numeric_limits<double>::quiet_NaN(), 1);
+TEST_CASE("a norm or guard that is not finite stops the run for good, when there is a guard", "[cpu]") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  CHECK(finish(1, 1, guard(0)).skip == 0.0F);
+  CHECK(finish(1, 1, guard(nan)).skip == StepScalars::kJustStopped);
+  CHECK(finish(1, 1, guard(infinity)).skip == StepScalars::kJustStopped);
+  CHECK(finish(infinity, 1, guard(0)).skip == StepScalars::kJustStopped);
+  CHECK(finish(1, 1, guard(0), StepScalars::kStoppedBefore).skip == StepScalars::kStoppedBefore);
+  const Result bad = finish(nan, 1);
   CHECK(std::isnan(bad.norm));
   CHECK(std::isnan(bad.gradient_scale));
+  CHECK(bad.skip == 0.0F);
+}
+
+TEST_CASE("the gradients that stopped a run are marked once", "[cpu]") {
+  const SegmentTable segments = make_segment_table({{0, 4}, {4, 8}, {8, 12}}, at::kCPU);
+  StepScalars scalars{at::zeros({StepScalars::kCount + 1}, at::kFloat)};
+  at::Tensor skip = scalars.values.select(0, StepScalars::kSkip);
+  at::Tensor flags = at::zeros({3}, at::kByte);
+  at::Tensor flat = at::ones({12}, at::kFloat);
+  flat[5] = std::numeric_limits<float>::quiet_NaN();
+  mark_non_finite(flat, segments, scalars, flags);
+  CHECK(flags.sum().item<int>() == 0);
+  skip.fill_(StepScalars::kJustStopped);
+  mark_non_finite(flat, segments, scalars, flags);
+  CHECK(skip.item<float>() == StepScalars::kStoppedBefore);
+  CHECK(flags[1].item<int>() == 1);
+  CHECK(flags.sum().item<int>() == 1);
+  flat[0] = std::numeric_limits<float>::infinity();
+  mark_non_finite(flat, segments, scalars, flags);
+  CHECK(flags[0].item<int>() == 0);
 }

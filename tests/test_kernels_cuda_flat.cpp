@@ -229,25 +229,42 @@ TEST_CASE("a table of many segments is searched right", "[gpu]") {
   }
 }
 
-TEST_CASE("the clip coefficient is the same on both devices", "[gpu]") {
+TEST_CASE("the clip coefficient and the stop flag are the same on both devices", "[gpu]") {
   if (!at::hasCUDA()) return;
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double squared : {0.0, 0.25, 7.3, 1e30, infinity, static_cast<double>(kNan)}) {
     for (const double clip : {0.0, 1.0, 2.5}) {
-      for (const float scale : {0.0F, 1024.0F, 3.0F}) {
-        for (const float bad : {-1.0F, 0.0F, 1.0F}) {
-          INFO("squared " << squared << " clip " << clip << " loss scale " << scale << " non-finite " << bad);
+      for (const double guard : {0.0, infinity, static_cast<double>(kNan)}) {
+        for (const float skip : {0.0F, StepScalars::kJustStopped, StepScalars::kStoppedBefore}) {
+          INFO("squared " << squared << " clip " << clip << " guard " << guard << " skip " << skip);
           const at::Tensor sum = at::full({}, squared, at::kDouble);
-          const at::Tensor loss_scale = scale == 0 ? at::Tensor() : at::full({}, scale, at::kFloat);
-          const at::Tensor found = bad < 0 ? at::Tensor() : at::full({}, bad, at::kFloat);
-          StepScalars host{at::full({10}, 5.0F, at::kFloat)}, device{gpu(host.values)};
+          const at::Tensor also = at::full({}, guard, at::kDouble);
+          StepScalars host{at::full({10}, 5.0F, at::kFloat)};
+          host.values.select(0, StepScalars::kSkip).fill_(skip);
+          StepScalars device{gpu(host.values)};
           at::Tensor norm = at::zeros({}, at::kFloat), device_norm = gpu(norm);
-          finish_norm(sum, loss_scale, found, clip, norm, host);
-          finish_norm(gpu(sum), gpu(loss_scale), gpu(found), clip, device_norm, device);
+          finish_norm(sum, clip, also, norm, host);
+          finish_norm(gpu(sum), clip, gpu(also), device_norm, device);
           CHECK(at::allclose(device.values.cpu(), host.values, 0, 0, true));
           CHECK(at::allclose(device_norm.cpu(), norm, 0, 0, true));
         }
       }
     }
   }
+}
+
+TEST_CASE("the gradients that stopped a run are marked on the GPU as on the CPU", "[gpu]") {
+  if (!at::hasCUDA()) return;
+  std::vector<Segment> list;
+  for (std::int64_t i = 0; i < 1500; ++i) list.push_back({i * 70, i * 70 + 65});
+  at::Tensor flat = at::randn({1500 * 70}, at::kFloat);
+  for (const std::int64_t place : {0L, 70L * 3 + 64, 70L * 1499 + 1, 70L * 7 + 66})
+    flat[place] = kNan;  // the last lies in a gap
+  StepScalars host{at::full({10}, StepScalars::kJustStopped, at::kFloat)}, device{gpu(host.values)};
+  at::Tensor flags = at::zeros({1500}, at::kByte), device_flags = gpu(flags);
+  mark_non_finite(flat, make_segment_table(list, at::kCPU), host, flags);
+  mark_non_finite(gpu(flat), make_segment_table(list, at::Device(at::kCUDA, 0)), device, device_flags);
+  CHECK(flags.sum().item<int>() == 3);
+  CHECK(at::equal(device_flags.cpu(), flags));
+  CHECK(at::equal(device.values.cpu(), host.values));
 }

@@ -91,7 +91,7 @@ TEST_CASE("linear products on the GPU match the exact ones", "[gpu]") {
     const at::Tensor exact = a.to(at::kDouble).t().mm(b.to(at::kDouble));
     const at::Tensor bound = (a.to(at::kDouble).abs().t().mm(b.to(at::kDouble).abs()) + 1) * (65 * kRoundoff32);
     at::Tensor main = gpu(at::ones({32, 48}, at::kFloat));
-    accumulate_weight_gradient(main, gpu(a), gpu(b));
+    add_weight_gradient(main, gpu(a), gpu(b));
     require_within(main, exact + 1, bound);
     require_within(linear_weight_gradient(gpu(a), gpu(b), at::kFloat), exact, bound);
   }

@@ -31,7 +31,7 @@ TEST_CASE("linear and its gradients agree with autograd in fp64", "[cpu]") {
     require_within(linear_weight_gradient(dy, x, at::kDouble), w.grad(), bound);
     require_within(column_sum(dy), bias.grad(), bound);
     at::Tensor main = at::ones({outputs, inputs}, at::kDouble);
-    accumulate_weight_gradient(main, dy, x);
+    add_weight_gradient(main, dy, x);
     require_within(main, w.grad() + 1, bound);
   }
 }
@@ -84,7 +84,7 @@ TEST_CASE("weight gradients of 16-bit tensors reach fp32 without a rounding to 1
   const at::Tensor absolute = dy.to(at::kDouble).abs().t().mm(x.to(at::kDouble).abs());
   const at::Tensor bound = (absolute + 1) * (51 * kRoundoff32);
   at::Tensor main = at::ones({6, 10}, at::kFloat);
-  accumulate_weight_gradient(main, dy, x);
+  add_weight_gradient(main, dy, x);
   require_within(main, exact + 1, bound);
   const at::Tensor wide = linear_weight_gradient(dy, x, at::kFloat);
   REQUIRE(wide.scalar_type() == at::kFloat);

@@ -58,7 +58,7 @@ TEST_CASE("token ids and labels outside the table are refused with the number", 
 
 TEST_CASE("cross entropy and its gradient agree with autograd in fp64", "[cpu]") {
   const Policy policy;
-  // One token; a vocabulary that is no multiple of 8; more tokens than one block of the loop (2^22 elements).
+  // One token; a vocabulary that is no multiple of 8; more tokens than one block of the loop (2^17 elements).
   struct Sizes {
     std::int64_t tokens, vocabulary;
   };

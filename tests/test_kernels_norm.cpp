@@ -1,5 +1,9 @@
 // LayerNorm and RMSNorm against autograd and against fp64 arithmetic with their rounding points.
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "pgpt/kernels/kernels.h"
 #include "support/tensor_check.h"
 
@@ -26,13 +30,28 @@ std::vector<NormOptions> all_options() {
   return result;
 }
 
+struct Case {
+  NormOptions options;
+  std::int64_t tokens, width;
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const NormOptions& options : all_options()) {
+    for (const auto& [tokens, width] : {std::pair<std::int64_t, std::int64_t>{1, 37}, {11, 37}, {150, 131}}) {
+      cases.push_back({options, tokens, width});
+    }
+  }
+  return cases;
+}
+
 }  // namespace
 
 TEST_CASE("norms and their gradients agree with autograd in fp64", "[cpu]") {
-  const Policy policy;
-  for (const NormOptions& options : all_options()) {
-    for (const std::int64_t tokens : {1, 11}) {
-      const std::int64_t width = 37;
+  // With `fast` RMSNorm runs in loops of this project, in blocks of 64 columns and 64 rows.
+  for (const bool fast : {true, false}) {
+    const Policy policy{.fast = fast};
+    for (const auto& [options, tokens, width] : all_cases()) {
       const at::Tensor residual = leaf(random_normal({tokens, width}, 1)),
                        delta = leaf(random_normal({tokens, width}, 2));
       const at::Tensor weight = leaf(random_normal({width}, 3));
@@ -47,7 +66,7 @@ TEST_CASE("norms and their gradients agree with autograd in fp64", "[cpu]") {
       NormStatistics statistics;
       const at::Tensor y = add_norm_forward(residual, delta, weight, bias, options, sum, statistics, policy);
       // Three chained sums over a row (or over the tokens) of products of at most four values below 5.
-      const double bound = gradient_bound(3, width, 5 * 5 * 5 * 5);
+      const double bound = gradient_bound(3, static_cast<double>(std::max(width, tokens)), 5 * 5 * 5 * 5);
       require_within(sum, x, 0.0);
       require_within(y, expected, bound);
       REQUIRE(statistics.rstd.sizes().vec() == std::vector<std::int64_t>{tokens});
@@ -61,6 +80,33 @@ TEST_CASE("norms and their gradients agree with autograd in fp64", "[cpu]") {
       require_within(without + skip, residual.grad(), bound);
     }
   }
+}
+
+TEST_CASE("an fp32 RMSNorm stays within fp32 rounding of fp64", "[cpu]") {
+  const std::int64_t tokens = 70, width = 300;
+  NormOptions options;
+  options.rms = true;
+  const at::Tensor x = random_normal({tokens, width}, 1).to(at::kFloat),
+                   weight = random_normal({width}, 2).to(at::kFloat),
+                   dy = random_normal({tokens, width}, 3).to(at::kFloat);
+  const at::Tensor wide_x = leaf(x.to(at::kDouble)), wide_weight = leaf(weight.to(at::kDouble));
+  const at::Tensor expected = reference(wide_x, wide_weight, {}, options);
+  expected.backward(dy.to(at::kDouble));
+  const c10::NoGradGuard guard;
+  NormStatistics statistics;
+  const at::Tensor y = norm_forward(x, weight, {}, options, statistics, {});
+  const NormGradients gradients = norm_backward(dy, x, weight, {}, options, statistics, {}, {});
+  // rstd comes from a sum of `width` positive terms: (width + 8) roundoffs relative, halved by the root; then products.
+  const double row = (static_cast<double>(width) / 2 + 12) * kRoundoff32;
+  require_within(y, expected, expected.abs() * row + 1e-30);
+  // dx is rstd * (dy g - y' c) with c a mean of `width` products; absolute values bound both terms.
+  const at::Tensor normalised = (x.to(at::kDouble) * statistics.rstd.to(at::kDouble).unsqueeze(1)).abs();
+  const at::Tensor branch = (dy.to(at::kDouble) * weight.to(at::kDouble)).abs();
+  const at::Tensor magnitude =
+      (branch + normalised * (branch * normalised).mean({1}, true)) * statistics.rstd.to(at::kDouble).unsqueeze(1);
+  require_within(gradients.input, wide_x.grad(), magnitude * (4 * row));
+  const at::Tensor sums = (dy.to(at::kDouble).abs() * normalised).sum({0});
+  require_within(gradients.weight, wide_weight.grad(), sums * (row + (tokens + 4) * kRoundoff32));
 }
 
 TEST_CASE("bf16 norms round once and keep fp32 statistics", "[cpu]") {

@@ -4,8 +4,13 @@
 
 #include <cmath>
 #include <fstream>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
 
+#include "../src/kernels/parallel.h"
+#include "pgpt/base/error.h"
 #include "pgpt/kernels/kernels.h"
 #include "support/safetensors_reader.h"
 #include "support/tensor_check.h"
@@ -168,4 +173,22 @@ TEST_CASE("random fills do not depend on the number of threads", "[cpu]") {
   at::set_num_threads(threads);
   require_equal(one, two);
   CHECK(a.offset == b.offset);
+}
+
+TEST_CASE("loops of the CPU kernels run on libtorch's threads, cover their range once and pass on errors", "[cpu]") {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(3);
+  std::mutex mutex;
+  std::set<std::thread::id> ids;
+  std::vector<int> visits(1000, 0);
+  kernels::detail::parallel_for(10, 1000, 7, [&](std::int64_t begin, std::int64_t end) {
+    const std::lock_guard lock(mutex);
+    ids.insert(std::this_thread::get_id());
+    for (std::int64_t i = begin; i < end; ++i) ++visits.at(static_cast<std::size_t>(i));
+  });
+  CHECK(ids.size() == 3);
+  for (std::size_t i = 0; i < visits.size(); ++i) CHECK(visits[i] == (i < 10 ? 0 : 1));
+  const auto fail = [](std::int64_t, std::int64_t) { throw DataError("an element is wrong"); };
+  CHECK_THROWS_AS(kernels::detail::parallel_for(0, 100, 1, fail), DataError);
+  at::set_num_threads(threads);
 }

@@ -1,9 +1,12 @@
 // Activations of the feed-forward block and their gradients, with the reference's constants.
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <numbers>
 
 #include "fast.h"
+#include "parallel.h"
 #include "tensor_math.h"
 
 namespace pgpt::kernels {
@@ -115,17 +118,52 @@ at::Tensor backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Te
   }
 }
 
-// The result of function(first row, rows) for all rows of x. On CPU in blocks whose temporaries stay in the cache.
+// Whether libtorch has a fused operation for this function. Taken for fp32 on the CPU: its constants are the exact
+// ones, which differ from the reference's by less than fp32 resolves.
+bool libtorch_fuses(const at::Tensor& x, const ActivationOptions& options, const Policy& policy) {
+  const bool known = options.kind == ActivationKind::kGeluTanh || options.kind == ActivationKind::kGeluErf ||
+                     options.kind == ActivationKind::kSwiglu;
+  return known && policy.fast && x.is_cpu() && x.scalar_type() == at::kFloat && options.clamp == 0 &&
+         options.glu_offset == 0;
+}
+
+const char* gelu_form(ActivationKind kind) { return kind == ActivationKind::kGeluTanh ? "tanh" : "none"; }
+
+at::Tensor libtorch_forward(const at::Tensor& x, const at::Tensor& bias, const ActivationOptions& options) {
+  const at::Tensor u = input_of(x, bias, options);
+  if (!is_gated(options.kind)) return at::gelu(u, gelu_form(options.kind));
+  const Halves halves = halves_of(u, options);
+  return at::silu(halves.gate).mul_(halves.linear);
+}
+
+at::Tensor libtorch_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                             const ActivationOptions& options) {
+  const at::Tensor u = input_of(x, bias, options);
+  if (!is_gated(options.kind)) return at::gelu_backward(dy, u, gelu_form(options.kind));
+  const Halves halves = halves_of(u, options);
+  const at::Tensor gradient = at::empty_like(u);
+  Halves parts = halves_of(gradient, options);
+  at::silu_backward_out(parts.gate, at::mul(dy, halves.linear), halves.gate);
+  at::silu_out(parts.linear, halves.gate);
+  parts.linear.mul_(dy);
+  return gradient;
+}
+
+// The result of function(first row, rows) for all rows of x. On CPU in blocks whose temporaries stay in the cache,
+// shared among the threads.
 template <class Function>
 at::Tensor in_row_blocks(const at::Tensor& x, std::int64_t width, const Function& function) {
   const std::int64_t tokens = x.size(0);
-  const std::int64_t rows = std::max<std::int64_t>(1, (std::int64_t{1} << 18) / std::max<std::int64_t>(1, x.size(1)));
+  const std::int64_t rows = std::max<std::int64_t>(1, (std::int64_t{1} << 16) / std::max<std::int64_t>(1, x.size(1)));
   if (x.is_cuda() || tokens <= rows) return function(0, tokens);
   const at::Tensor out = at::empty({tokens, width}, x.options());
-  for (std::int64_t first = 0; first < tokens; first += rows) {
-    const std::int64_t count = std::min(rows, tokens - first);
-    out.narrow(0, first, count).copy_(function(first, count));
-  }
+  detail::parallel_for(0, (tokens + rows - 1) / rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    const at::NoGradGuard no_grad;  // a thread's own setting
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t first = i * rows, count = std::min(rows, tokens - first);
+      out.narrow(0, first, count).copy_(function(first, count));
+    }
+  });
   return out;
 }
 
@@ -136,19 +174,25 @@ at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, const
   if constexpr (fast::kBuilt) {
     if (auto y = fast::activation_forward(x, bias, options, policy)) return *y;
   }
+  const auto& rows_function = libtorch_fuses(x, options, policy) ? libtorch_forward : forward_rows;
   return in_row_blocks(
       x, is_gated(options.kind) ? x.size(1) / 2 : x.size(1),
-      [&](std::int64_t first, std::int64_t count) { return forward_rows(x.narrow(0, first, count), bias, options); });
+      [&](std::int64_t first, std::int64_t count) { return rows_function(x.narrow(0, first, count), bias, options); });
 }
 
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                               const ActivationOptions& options, const Policy& policy) {
-  if constexpr (fast::kBuilt) {
-    if (auto dx = fast::activation_backward(dy, x, bias, options, policy)) return *dx;
+                               const ActivationOptions& options, const Policy& policy, at::Tensor* column_sums) {
+  if (column_sums != nullptr) column_sums->reset();
+  std::optional<at::Tensor> dx;
+  if constexpr (fast::kBuilt) dx = fast::activation_backward(dy, x, bias, options, policy, column_sums);
+  if (!dx) {
+    const auto& rows_function = libtorch_fuses(x, options, policy) ? libtorch_backward : backward_rows;
+    dx = in_row_blocks(x, x.size(1), [&](std::int64_t first, std::int64_t count) {
+      return rows_function(dy.narrow(0, first, count), x.narrow(0, first, count), bias, options);
+    });
   }
-  return in_row_blocks(x, x.size(1), [&](std::int64_t first, std::int64_t count) {
-    return backward_rows(dy.narrow(0, first, count), x.narrow(0, first, count), bias, options);
-  });
+  if (column_sums != nullptr && !column_sums->defined()) *column_sums = column_sum(*dx);
+  return *dx;
 }
 
 }  // namespace pgpt::kernels

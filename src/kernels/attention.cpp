@@ -26,7 +26,7 @@ at::Tensor hidden_keys(const at::Tensor& mask, const RowBlock& block, at::Device
 
 at::Tensor probability_factors(const AttentionOptions& options, std::int64_t heads, std::int64_t s,
                                const RowBlock& block, at::ScalarType type, at::Device device) {
-  const DropoutState state{options.dropout, options.dropout_seed, options.dropout_offset};
+  const DropoutState state{options.dropout, options.dropout_seed, options.dropout_offset, options.dropout_base};
   return dropout_factors(state, {heads, block.count, block.keys, block.first * s, s * s, s}, type, device);
 }
 
@@ -34,17 +34,19 @@ at::Tensor probability_factors(const AttentionOptions& options, std::int64_t hea
 
 namespace {
 
-enum class Implementation { kCudnn, kFusedForm, kUnfused };
+enum class Implementation { kCudnn, kFlashCpu, kFusedForm, kUnfused };
 
-Implementation choose(const Qkv& qkv, const AttentionOptions& options) {
+Implementation choose(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options, const Policy& policy) {
   if (options.form != AttentionForm::kFused) return Implementation::kUnfused;
-  return detail::cudnn_takes(qkv, options) ? Implementation::kCudnn : Implementation::kFusedForm;
+  if (detail::cudnn_takes(qkv, options)) return Implementation::kCudnn;
+  return policy.fast && detail::flash_cpu_takes(qkv, mask, options) ? Implementation::kFlashCpu
+                                                                    : Implementation::kFusedForm;
 }
 
 }  // namespace
 
 at::Tensor attention_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
-                             AttentionSaved& saved, const Policy& /*policy*/) {
+                             AttentionSaved& saved, const Policy& policy) {
   detail::check_dropout(options.dropout);
   PGPT_ASSERT(qkv.q.size(2) % qkv.k.size(2) == 0, qkv.q.size(2), " query heads for ", qkv.k.size(2), " groups");
   PGPT_ASSERT(!mask.defined() || (mask.scalar_type() == at::kBool && mask.dim() == 4),
@@ -55,9 +57,11 @@ at::Tensor attention_forward(const Qkv& qkv, const at::Tensor& mask, const Atten
   saved.v = qkv.v;
   saved.mask = mask;
   saved.options = options;
-  switch (choose(qkv, options)) {
+  switch (choose(qkv, mask, options, policy)) {
     case Implementation::kCudnn:
       return detail::cudnn_forward(qkv, mask, options, saved);
+    case Implementation::kFlashCpu:
+      return detail::flash_cpu_forward(qkv, options, saved);
     case Implementation::kFusedForm:
       return detail::fused_form_forward(qkv, mask, options, saved);
     default:
@@ -65,10 +69,12 @@ at::Tensor attention_forward(const Qkv& qkv, const at::Tensor& mask, const Atten
   }
 }
 
-Qkv attention_backward(const at::Tensor& dout, const AttentionSaved& saved, const Policy& /*policy*/) {
-  switch (choose({saved.q, saved.k, saved.v}, saved.options)) {
+Qkv attention_backward(const at::Tensor& dout, const AttentionSaved& saved, const Policy& policy) {
+  switch (choose({saved.q, saved.k, saved.v}, saved.mask, saved.options, policy)) {
     case Implementation::kCudnn:
       return detail::cudnn_backward(dout, saved);
+    case Implementation::kFlashCpu:
+      return detail::flash_cpu_backward(dout, saved);
     case Implementation::kFusedForm:
       return detail::fused_form_backward(dout, saved);
     default:
@@ -78,9 +84,11 @@ Qkv attention_backward(const at::Tensor& dout, const AttentionSaved& saved, cons
 
 std::string attention_implementation(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options) {
   const std::string masked = mask.defined() ? ", custom mask" : "";
-  switch (choose(qkv, options)) {
+  switch (choose(qkv, mask, options, {})) {
     case Implementation::kCudnn:
       return "cudnn" + masked;
+    case Implementation::kFlashCpu:
+      return "flash (libtorch, CPU)";
     case Implementation::kFusedForm:
       return "composite (fused form" + masked + ")";
     default:

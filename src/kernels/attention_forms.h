@@ -32,6 +32,11 @@ at::Tensor unfused_forward(const Qkv& qkv, const at::Tensor& mask, const Attenti
                            AttentionSaved& saved);
 Qkv unfused_backward(const at::Tensor& dout, const AttentionSaved& saved);
 
+/// libtorch's fused kernel for fp32 and fp64 CPU tensors, causal mask only.
+bool flash_cpu_takes(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options);
+at::Tensor flash_cpu_forward(const Qkv& qkv, const AttentionOptions& options, AttentionSaved& saved);
+Qkv flash_cpu_backward(const at::Tensor& dout, const AttentionSaved& saved);
+
 /// cuDNN's kernels for 16-bit CUDA tensors.
 bool cudnn_takes(const Qkv& qkv, const AttentionOptions& options);
 at::Tensor cudnn_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,

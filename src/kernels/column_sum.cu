@@ -6,9 +6,6 @@
 namespace pgpt::kernels::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kMaxParts = 512;  // row chunks; bounds the workspace
-
 // Row chunks: enough blocks to fill the GPU, at least 32 rows each.
 int parts_for(std::int64_t rows, std::int64_t columns) {
   const std::int64_t strips = ceil_div<std::int64_t>(columns, 256);
@@ -19,10 +16,9 @@ int parts_for(std::int64_t rows, std::int64_t columns) {
 
 // Block (strip, part): columns of 32 lanes * Width, rows of one chunk dealt to the warps.
 template <class T, int Width>
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(kStripThreads)
     partial_sums_kernel(const T* __restrict__ x, std::int64_t rows, std::int64_t columns, std::int64_t rows_per_part,
                         float* __restrict__ parts) {
-  __shared__ float sums[kWarps][32 * Width + 1];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * 32 * Width,
                      column = first_column + lane * Width;
@@ -33,7 +29,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   for (int i = 0; i < Width; ++i) total[i] = 0;
   if (column < columns) {
 #pragma unroll 4
-    for (std::int64_t row = begin + warp; row < end; row += kWarps) {
+    for (std::int64_t row = begin + warp; row < end; row += kStripWarps) {
       if constexpr (Width == 8) {
         float v[8];
         unpack(load8(x + row * columns + column), v);
@@ -44,16 +40,10 @@ __global__ void __launch_bounds__(32 * kWarps)
       }
     }
   }
-#pragma unroll
-  for (int i = 0; i < Width; ++i) sums[warp][lane * Width + i] = total[i];
-  __syncthreads();
-  for (int c = threadIdx.x; c < 32 * Width; c += 32 * kWarps) {
-    if (first_column + c >= columns) continue;
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i) sum += sums[i][c];
-    parts[static_cast<std::int64_t>(blockIdx.y) * columns + first_column + c] = sum;
-  }
+  store_strip(total, parts + blockIdx.y * columns, [&](int place) {
+    const std::int64_t c = first_column + place;
+    return c < columns ? c : std::int64_t{-1};
+  });
 }
 
 }  // namespace
@@ -72,14 +62,14 @@ void column_sum(Type type, const void* x, std::int64_t rows, std::int64_t column
     using T = decltype(tag);
     const auto launch = [&](auto kernel, int width) {
       const dim3 grid(static_cast<unsigned>(ceil_div<std::int64_t>(columns, 32 * width)), static_cast<unsigned>(parts));
-      kernel<<<grid, 32 * kWarps, 0, stream>>>(static_cast<const T*>(x), rows, columns, rows_per_part, partial);
+      kernel<<<grid, kStripThreads, 0, stream>>>(static_cast<const T*>(x), rows, columns, rows_per_part, partial);
     };
     if (columns % 8 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0)
       launch(partial_sums_kernel<T, 8>, 8);
     else
       launch(partial_sums_kernel<T, 1>, 1);
     check_launch("column_sum");
-    add_parts<T>(partial, parts, columns, static_cast<T*>(out), nullptr, stream);
+    add_parts<T>(partial, parts, columns, {{static_cast<T*>(out), nullptr, nullptr}}, stream);
   });
 }
 

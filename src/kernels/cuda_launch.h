@@ -34,12 +34,14 @@ struct NormArguments {
 };
 /// y = norm(x); with `delta` non-null x is replaced by rounded(x + delta), which is also written to `sum`.
 void norm_forward(const NormArguments& norm, const void* x, const void* delta, void* sum, void* y, cudaStream_t stream);
-/// Bytes of workspace that norm_backward needs.
-[[nodiscard]] std::size_t norm_backward_workspace(const NormArguments& norm);
+/// True where norm_backward also gives column sums: dx in the layer's type, at most 8192 columns.
+[[nodiscard]] bool norm_backward_sums(const NormArguments& norm);
+/// Bytes of workspace that norm_backward needs; `sums`: with column sums.
+[[nodiscard]] std::size_t norm_backward_workspace(const NormArguments& norm, bool sums);
 /// dx = rounded norm gradient, plus `skip` and rounded again when non-null; dweight and dbias (null for RMSNorm) from
-/// fp32 sums.
+/// fp32 sums. `column_sums` [width], null when not wanted: column sums of dx, in fp32, rounded.
 void norm_backward(const NormArguments& norm, const void* dy, const void* x, const void* skip, void* dx, void* dweight,
-                   void* dbias, void* workspace, cudaStream_t stream);
+                   void* dbias, void* column_sums, void* workspace, cudaStream_t stream);
 
 /// Bytes of workspace that column_sum needs.
 [[nodiscard]] std::size_t column_sum_workspace(std::int64_t rows, std::int64_t columns);
@@ -83,6 +85,13 @@ struct QkvArguments {
 void split_qkv(const QkvArguments& qkv, const RotationArguments& rotation, cudaStream_t stream);
 /// q, k, v -> packed, rotating q and k.
 void merge_qkv(const QkvArguments& qkv, const RotationArguments& rotation, cudaStream_t stream);
+/// True where merge_qkv_sums takes this layout: 16-byte accesses everywhere.
+[[nodiscard]] bool merge_qkv_sums_fits(const QkvArguments& qkv, const RotationArguments& rotation);
+/// Bytes of workspace that merge_qkv_sums needs.
+[[nodiscard]] std::size_t merge_qkv_sums_workspace(const QkvArguments& qkv, const RotationArguments& rotation);
+/// merge_qkv, and column_sums [packed width] = sums of packed over the tokens, in fp32, rounded.
+void merge_qkv_sums(const QkvArguments& qkv, const RotationArguments& rotation, void* column_sums, void* workspace,
+                    cudaStream_t stream);
 
 // ---- activations: features a multiple of 8, rows * features < 2^34, pointers 16-byte aligned ----
 
@@ -98,14 +107,20 @@ struct ActivationArguments {
 };
 void activation_forward(const ActivationArguments& activation, void* y, cudaStream_t stream);
 void activation_backward(const ActivationArguments& activation, const void* dy, void* dx, cudaStream_t stream);
+/// Bytes of workspace that activation_backward_sums needs.
+[[nodiscard]] std::size_t activation_backward_sums_workspace(const ActivationArguments& activation);
+/// activation_backward, and column_sums [width of x] = sums of dx over the rows, in fp32, rounded.
+void activation_backward_sums(const ActivationArguments& activation, const void* dy, void* dx, void* column_sums,
+                              void* workspace, cudaStream_t stream);
 
 // ---- dropout: pointers 16-byte aligned ----
 
 struct DropoutArguments {
   std::uint64_t seed, offset;
-  std::uint32_t threshold;  ///< an element is dropped when its 32 random bits are below it
-  float scale;              ///< of kept elements
-  bool active;              ///< false: keep all, unscaled
+  std::uint32_t threshold;             ///< an element is dropped when its 32 random bits are below it
+  float scale;                         ///< of kept elements
+  bool active;                         ///< false: keep all, unscaled
+  const std::int64_t* base = nullptr;  ///< device: added to the offset
 };
 /// y = dropout(x), any element count.
 void dropout(Type type, const void* x, std::int64_t count, const DropoutArguments& dropout, void* y,
@@ -181,9 +196,14 @@ void count_zeros(Type type, const void* x, const FlatArguments& flat, std::int64
                  cudaStream_t stream);
 /// *out = 1 if any of `count` elements is NaN or Inf, else 0.
 void has_non_finite(Type type, const void* x, std::int64_t count, float* out, cudaStream_t stream);
-/// Clip coefficient, gradient scale and skip flag: see pgpt::kernels::finish_norm. `loss_scale` and `non_finite` may be
-/// null.
-void finish_norm(const double* squared, const float* loss_scale, const float* non_finite, double clip, float* norm,
-                 float* scalars, const ScalarPlaces& places, cudaStream_t stream);
+/// Values of the skip flag of a step: 0, or one of these.
+constexpr float kJustStopped = 1.0F;
+constexpr float kStoppedBefore = 2.0F;
+/// Clip coefficient and skip flag: see pgpt::kernels::finish_norm. `guard` may be null.
+void finish_norm(const double* squared, const double* guard, double clip, float* norm, float* scalars,
+                 const ScalarPlaces& places, cudaStream_t stream);
+/// See pgpt::kernels::mark_non_finite; `flags` has one byte a segment.
+void mark_non_finite(Type type, const void* x, const FlatArguments& flat, float* skip, std::uint8_t* flags,
+                     cudaStream_t stream);
 
 }  // namespace pgpt::kernels::cuda

@@ -1,10 +1,9 @@
 // Dropout whose mask is a pure function of (seed, offset, element index), and the residual sums around it.
 
-#include <ATen/Parallel.h>
-
 #include <array>
 
 #include "fast.h"
+#include "parallel.h"
 #include "philox.h"
 #include "tensor_math.h"
 
@@ -16,10 +15,13 @@ template <class T>
 void fill_row(T* out, std::int64_t begin, std::int64_t count, const DropoutState& state) {
   const std::uint32_t threshold = dropout_threshold(state.probability);
   const T scale = static_cast<T>(dropout_scale(state.probability));
+  const std::uint64_t base =
+      state.base.defined() ? static_cast<std::uint64_t>(*state.base.const_data_ptr<std::int64_t>()) : 0;
+  const std::uint64_t offset = state.offset + base;
   std::int64_t i = 0;
   while (i < count) {
     const std::int64_t index = begin + i;
-    const PhiloxWords words = philox(state.seed, state.offset, static_cast<std::uint64_t>(index / 4));
+    const PhiloxWords words = philox(state.seed, offset, static_cast<std::uint64_t>(index / 4));
     for (std::int64_t lane = index % 4; lane < 4 && i < count; ++lane, ++i) {
       out[i] = words.word[lane] >= threshold ? scale : T{0};
     }
@@ -31,7 +33,7 @@ void fill_factors(T* out, const DropoutState& state, const MaskBlock& block) {
   // One long row is cut into pieces so that all threads have work.
   constexpr std::int64_t kPiece = 4096;
   const std::int64_t pieces = (block.columns + kPiece - 1) / kPiece;
-  at::parallel_for(0, block.outer * block.rows * pieces, 4, [&](std::int64_t begin, std::int64_t end) {
+  detail::parallel_for(0, block.outer * block.rows * pieces, 4, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t item = begin; item < end; ++item) {
       const std::int64_t row = item / pieces;
       const std::int64_t column = item % pieces * kPiece;
@@ -49,6 +51,11 @@ std::array<at::Tensor, 4> philox_words(const DropoutState& state, const at::Tens
     return at::full_like(high, static_cast<std::int64_t>(value & kMask));
   };
   at::Tensor c0 = constant(state.offset), c1 = constant(state.offset >> 32);
+  if (state.base.defined()) {
+    const at::Tensor sum = state.base + static_cast<std::int64_t>(state.offset);
+    c0 = c0.copy_(sum.bitwise_and(kMask));
+    c1 = c1.copy_(sum.bitwise_right_shift(32).bitwise_and_(kMask));
+  }
   at::Tensor c2 = high.bitwise_and(kMask), c3 = high.bitwise_right_shift(32).bitwise_and_(kMask);
   auto k0 = static_cast<std::uint32_t>(state.seed), k1 = static_cast<std::uint32_t>(state.seed >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {

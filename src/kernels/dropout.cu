@@ -10,10 +10,12 @@ constexpr int kThreads = 256;
 
 // Factors of elements 8 * vector .. 8 * vector + 7.
 __device__ void factors(const DropoutArguments& dropout, std::int64_t vector, float (&f)[8]) {
+  const std::uint64_t offset =
+      dropout.offset + (dropout.base == nullptr ? 0 : static_cast<std::uint64_t>(*dropout.base));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const detail::PhiloxWords words =
-        detail::philox(dropout.seed, dropout.offset, static_cast<std::uint64_t>(2 * vector + half));
+        detail::philox(dropout.seed, offset, static_cast<std::uint64_t>(2 * vector + half));
 #pragma unroll
     for (int i = 0; i < 4; ++i) f[4 * half + i] = words.word[i] >= dropout.threshold ? dropout.scale : 0.0F;
   }

@@ -1,8 +1,7 @@
 // Table look-up and its dense gradient.
 
-#include <ATen/Parallel.h>
-
 #include "fast.h"
+#include "parallel.h"
 #include "tensor_math.h"
 
 namespace pgpt::kernels {
@@ -23,7 +22,7 @@ void check_ids(const at::Tensor& ids, std::int64_t rows) {
 // on their number.
 template <class Sum, class Gradient>
 void add_rows(Sum* sums, const Gradient* dy, const std::int64_t* ids, std::int64_t tokens, std::int64_t width) {
-  at::parallel_for(0, width, 64, [&](std::int64_t begin, std::int64_t end) {
+  detail::parallel_for(0, width, 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = 0; t < tokens; ++t) {
       Sum* row = sums + ids[t] * width;
       const Gradient* from = dy + t * width;

@@ -2,7 +2,8 @@
 
 // Torch side of the CUDA kernels. Each function runs the kernel when it takes these tensors (device, types, layout,
 // sizes) and otherwise returns nothing (or false), and the caller goes on with its composite. Only linked into CUDA
-// builds: call them behind `if constexpr (fast::kBuilt)`.
+// builds: call them behind `if constexpr (fast::kBuilt)`. Where `column_sums` is not null but left alone, the kernel
+// does not take it along and the caller sums the result itself.
 
 #include <optional>
 
@@ -24,7 +25,8 @@ inline constexpr bool kBuilt = false;
 [[nodiscard]] std::optional<NormGradients> norm_backward(const at::Tensor& dy, const at::Tensor& x,
                                                          const at::Tensor& weight, const at::Tensor& bias,
                                                          const NormOptions& options, const NormStatistics& statistics,
-                                                         const at::Tensor& skip_gradient, const Policy& policy);
+                                                         const at::Tensor& skip_gradient, const Policy& policy,
+                                                         at::Tensor* column_sums);
 [[nodiscard]] std::optional<at::Tensor> column_sum(const at::Tensor& dy);
 
 /// True when x was rotated.
@@ -32,13 +34,13 @@ inline constexpr bool kBuilt = false;
 [[nodiscard]] std::optional<Qkv> split_qkv(const at::Tensor& packed, std::int64_t num_heads, std::int64_t num_groups,
                                            std::int64_t head_dim, const RopeTable* rope, const Policy& policy);
 [[nodiscard]] std::optional<at::Tensor> merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope,
-                                                           const Policy& policy);
+                                                           const Policy& policy, at::Tensor* column_sums);
 
 [[nodiscard]] std::optional<at::Tensor> activation_forward(const at::Tensor& x, const at::Tensor& bias,
                                                            const ActivationOptions& options, const Policy& policy);
 [[nodiscard]] std::optional<at::Tensor> activation_backward(const at::Tensor& dy, const at::Tensor& x,
                                                             const at::Tensor& bias, const ActivationOptions& options,
-                                                            const Policy& policy);
+                                                            const Policy& policy, at::Tensor* column_sums);
 
 [[nodiscard]] std::optional<at::Tensor> dropout(const at::Tensor& x, const DropoutState& state, const Policy& policy);
 [[nodiscard]] std::optional<at::Tensor> bias_dropout_add(const at::Tensor& x, const at::Tensor& bias,
@@ -60,8 +62,10 @@ inline constexpr bool kBuilt = false;
 [[nodiscard]] std::optional<at::Tensor> count_zeros(const at::Tensor& flat, const SegmentTable& segments);
 [[nodiscard]] std::optional<at::Tensor> has_non_finite(const at::Tensor& flat);
 /// True when the scalars were written.
-[[nodiscard]] bool finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const at::Tensor& non_finite,
-                               double clip, const at::Tensor& norm, const StepScalars& scalars);
+[[nodiscard]] bool finish_norm(const at::Tensor& squared, double clip, const at::Tensor& guard, const at::Tensor& norm,
+                               const StepScalars& scalars);
+[[nodiscard]] bool mark_non_finite(const at::Tensor& flat, const SegmentTable& segments, const StepScalars& scalars,
+                                   const at::Tensor& flags);
 /// True when the step was made.
 [[nodiscard]] bool adam_step(const at::Tensor& weights, const at::Tensor& master, const at::Tensor& exp_avg,
                              const at::Tensor& exp_avg_sq, const at::Tensor& gradient, const SegmentTable& segments,

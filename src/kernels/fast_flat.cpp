@@ -98,16 +98,26 @@ std::optional<at::Tensor> has_non_finite(const at::Tensor& flat) {
   return out;
 }
 
-bool finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const at::Tensor& non_finite, double clip,
-                 const at::Tensor& norm, const StepScalars& scalars) {
+bool finish_norm(const at::Tensor& squared, double clip, const at::Tensor& guard, const at::Tensor& norm,
+                 const StepScalars& scalars) {
   if (!scalar_on_gpu(squared, at::kDouble) || !scalar_on_gpu(norm, at::kFloat) || !scalars.values.is_cuda())
     return false;
-  if (loss_scale.defined() && !scalar_on_gpu(loss_scale, at::kFloat)) return false;
-  if (non_finite.defined() && !scalar_on_gpu(non_finite, at::kFloat)) return false;
-  const c10::cuda::CUDAGuard guard(squared.device());
-  cuda::finish_norm(squared.const_data_ptr<double>(), static_cast<const float*>(data(loss_scale)),
-                    static_cast<const float*>(data(non_finite)), clip, norm.mutable_data_ptr<float>(),
-                    scalars.values.mutable_data_ptr<float>(), kPlaces, stream());
+  if (guard.defined() && !scalar_on_gpu(guard, at::kDouble)) return false;
+  const c10::cuda::CUDAGuard device(squared.device());
+  cuda::finish_norm(squared.const_data_ptr<double>(), static_cast<const double*>(data(guard)), clip,
+                    norm.mutable_data_ptr<float>(), scalars.values.mutable_data_ptr<float>(), kPlaces, stream());
+  return true;
+}
+
+bool mark_non_finite(const at::Tensor& flat, const SegmentTable& segments, const StepScalars& scalars,
+                     const at::Tensor& flags) {
+  if (!on_gpu(flat) || !plain(flat) || !scalars.values.is_cuda()) return false;
+  const auto arguments = flat_arguments(flat, segments);
+  if (!arguments) return false;
+  const c10::cuda::CUDAGuard device(flat.device());
+  cuda::mark_non_finite(*type_of(flat), data(flat), *arguments,
+                        scalars.values.mutable_data_ptr<float>() + StepScalars::kSkip,
+                        flags.mutable_data_ptr<std::uint8_t>(), stream());
   return true;
 }
 

@@ -111,8 +111,12 @@ std::optional<cuda::ActivationArguments> activation_arguments(const at::Tensor& 
 }
 
 cuda::DropoutArguments dropout_arguments(const DropoutState& state) {
-  return {state.seed, state.offset, detail::dropout_threshold(state.probability),
-          detail::dropout_scale(state.probability), state.probability > 0};
+  return {state.seed,
+          state.offset,
+          detail::dropout_threshold(state.probability),
+          detail::dropout_scale(state.probability),
+          state.probability > 0,
+          static_cast<const std::int64_t*>(data(state.base))};
 }
 
 bool embedding_fits(const at::Tensor& rows, const at::Tensor& ids) {
@@ -145,7 +149,7 @@ std::optional<at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& de
 std::optional<NormGradients> norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
                                            const at::Tensor& bias, const NormOptions& options,
                                            const NormStatistics& statistics, const at::Tensor& skip_gradient,
-                                           const Policy& policy) {
+                                           const Policy& policy, at::Tensor* column_sums) {
   auto norm = norm_arguments(x, weight, bias, options, policy);
   if (!norm || !plain(dy) || dy.scalar_type() != weight.scalar_type() ||
       !plain_or_undefined(skip_gradient, x.scalar_type()) || !plain_or_undefined(statistics.mean, at::kFloat) ||
@@ -159,9 +163,13 @@ std::optional<NormGradients> norm_backward(const at::Tensor& dy, const at::Tenso
   gradients.input = at::empty_like(x);
   gradients.weight = at::empty_like(weight);
   if (bias.defined()) gradients.bias = at::empty_like(bias);
-  const at::Tensor space = workspace(cuda::norm_backward_workspace(*norm), x);
+  at::Tensor sums;
+  if (column_sums != nullptr && cuda::norm_backward_sums(*norm)) sums = at::empty_like(weight);
+  const at::Tensor space = workspace(cuda::norm_backward_workspace(*norm, sums.defined()), x);
   cuda::norm_backward(*norm, data(dy), data(x), data(skip_gradient), mutable_data(gradients.input),
-                      mutable_data(gradients.weight), mutable_data(gradients.bias), mutable_data(space), stream());
+                      mutable_data(gradients.weight), mutable_data(gradients.bias), mutable_data(sums),
+                      mutable_data(space), stream());
+  if (sums.defined()) *column_sums = std::move(sums);
   return gradients;
 }
 
@@ -213,7 +221,8 @@ std::optional<Qkv> split_qkv(const at::Tensor& packed, std::int64_t num_heads, s
   return parts;
 }
 
-std::optional<at::Tensor> merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy) {
+std::optional<at::Tensor> merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy,
+                                             at::Tensor* column_sums) {
   const at::Tensor& q = gradient.q;
   if (!policy.fast || !on_gpu(q) || q.dim() != 4 || !countable(q) || q.size(3) % 2 != 0) return std::nullopt;
   for (const at::Tensor* part : {&q, &gradient.k, &gradient.v}) {
@@ -222,7 +231,16 @@ std::optional<at::Tensor> merge_qkv_gradient(const Qkv& gradient, const RopeTabl
   if (rope != nullptr && !rope_fits(*rope, q, q.size(3))) return std::nullopt;
   const c10::cuda::CUDAGuard guard(q.device());
   at::Tensor packed = at::empty({q.size(0), q.size(1), (q.size(2) + 2 * gradient.k.size(2)) * q.size(3)}, q.options());
-  cuda::merge_qkv(qkv_arguments(gradient, packed), rotation_of(rope, true), stream());
+  const cuda::QkvArguments arguments = qkv_arguments(gradient, packed);
+  const cuda::RotationArguments rotation = rotation_of(rope, true);
+  if (column_sums != nullptr && cuda::merge_qkv_sums_fits(arguments, rotation)) {
+    at::Tensor sums = at::empty({packed.size(2)}, packed.options());
+    const at::Tensor space = workspace(cuda::merge_qkv_sums_workspace(arguments, rotation), packed);
+    cuda::merge_qkv_sums(arguments, rotation, mutable_data(sums), mutable_data(space), stream());
+    *column_sums = std::move(sums);
+  } else {
+    cuda::merge_qkv(arguments, rotation, stream());
+  }
   return packed;
 }
 
@@ -237,12 +255,21 @@ std::optional<at::Tensor> activation_forward(const at::Tensor& x, const at::Tens
 }
 
 std::optional<at::Tensor> activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                                              const ActivationOptions& options, const Policy& policy) {
+                                              const ActivationOptions& options, const Policy& policy,
+                                              at::Tensor* column_sums) {
   const auto arguments = activation_arguments(x, bias, options, policy);
   if (!arguments || !plain(dy) || dy.scalar_type() != x.scalar_type()) return std::nullopt;
   const c10::cuda::CUDAGuard guard(x.device());
   at::Tensor dx = at::empty_like(x);
-  cuda::activation_backward(*arguments, data(dy), mutable_data(dx), stream());
+  if (column_sums != nullptr && x.size(0) > 0) {
+    at::Tensor sums = at::empty({x.size(1)}, x.options());
+    const at::Tensor space = workspace(cuda::activation_backward_sums_workspace(*arguments), x);
+    cuda::activation_backward_sums(*arguments, data(dy), mutable_data(dx), mutable_data(sums), mutable_data(space),
+                                   stream());
+    *column_sums = std::move(sums);
+  } else {
+    cuda::activation_backward(*arguments, data(dy), mutable_data(dx), stream());
+  }
   return dx;
 }
 

@@ -111,18 +111,34 @@ __global__ void __launch_bounds__(kThreads)
   if (found) *out = 1.0F;  // every writer stores the same value
 }
 
-__global__ void finish_norm_kernel(const double* squared, const float* loss_scale, const float* non_finite, double clip,
-                                   float* norm, float* scalars, ScalarPlaces places) {
-  const double inverse_scale = loss_scale == nullptr ? 1.0 : 1.0 / static_cast<double>(*loss_scale);
-  const auto length = static_cast<float>(sqrt(*squared) * inverse_scale);
+__global__ void finish_norm_kernel(const double* squared, const double* guard, double clip, float* norm, float* scalars,
+                                   ScalarPlaces places) {
+  const auto length = static_cast<float>(sqrt(*squared));
   float coefficient = 1.0F;
   if (clip > 0) {
     const float wanted = __fdiv_rn(static_cast<float>(clip), __fadd_rn(length, 1e-6F));
     coefficient = wanted > 1.0F ? 1.0F : wanted;  // NaN stays
   }
   *norm = length;
-  scalars[places.gradient_scale] = __fmul_rn(coefficient, static_cast<float>(inverse_scale));
-  scalars[places.skip] = non_finite != nullptr && *non_finite != 0.0F ? 1.0F : 0.0F;
+  scalars[places.gradient_scale] = coefficient;
+  if (guard != nullptr && scalars[places.skip] == 0.0F && !(isfinite(length) && isfinite(*guard)))
+    scalars[places.skip] = kJustStopped;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    mark_non_finite_kernel(const T* __restrict__ x, FlatArguments flat, const float* __restrict__ skip,
+                           std::uint8_t* __restrict__ flags) {
+  if (*skip != kJustStopped) return;
+  for (std::int64_t segment = blockIdx.x; segment < flat.num_segments; segment += gridDim.x) {
+    for (std::int64_t i = flat.segments[segment].begin + threadIdx.x; i < flat.segments[segment].end; i += kThreads) {
+      if (!isfinite(to_float(x[i]))) flags[segment] = 1;  // every writer stores the same value
+    }
+  }
+}
+
+__global__ void finish_marks_kernel(float* skip) {
+  if (*skip == kJustStopped) *skip = kStoppedBefore;
 }
 
 }  // namespace
@@ -150,10 +166,23 @@ void has_non_finite(Type type, const void* x, std::int64_t count, float* out, cu
   check_launch("has_non_finite");
 }
 
-void finish_norm(const double* squared, const float* loss_scale, const float* non_finite, double clip, float* norm,
-                 float* scalars, const ScalarPlaces& places, cudaStream_t stream) {
-  finish_norm_kernel<<<1, 1, 0, stream>>>(squared, loss_scale, non_finite, clip, norm, scalars, places);
+void finish_norm(const double* squared, const double* guard, double clip, float* norm, float* scalars,
+                 const ScalarPlaces& places, cudaStream_t stream) {
+  finish_norm_kernel<<<1, 1, 0, stream>>>(squared, guard, clip, norm, scalars, places);
   check_launch("finish_norm");
+}
+
+void mark_non_finite(Type type, const void* x, const FlatArguments& flat, float* skip, std::uint8_t* flags,
+                     cudaStream_t stream) {
+  if (flat.num_segments > 0) {
+    with_type(type, [&](auto tag) {
+      using T = decltype(tag);
+      const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(kBlocks, flat.num_segments));
+      mark_non_finite_kernel<T><<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(x), flat, skip, flags);
+    });
+  }
+  finish_marks_kernel<<<1, 1, 0, stream>>>(skip);
+  check_launch("mark_non_finite");
 }
 
 }  // namespace pgpt::kernels::cuda

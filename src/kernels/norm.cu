@@ -4,6 +4,8 @@
 // tensor is read once. Backward blocks walk over many rows and keep their columns' weight gradients in registers; a
 // second kernel adds the blocks' parts.
 
+#include <type_traits>
+
 #include "columns.cuh"
 #include "device.cuh"
 
@@ -127,14 +129,20 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : 512)
   }
 }
 
-template <class X, class W, int Group, int Vectors, bool Rms>
-__global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 256 : 512))
+// Threads of a backward block at most.
+template <int Group, int Vectors>
+constexpr int kBackwardThreads = Group > 0 ? kGroupThreads : (Vectors == 1 ? 256 : 512);
+
+// Sums: also the column sums of dx. The registers are taken, so each thread keeps these in shared memory.
+template <class X, class W, int Group, int Vectors, bool Rms, bool Sums>
+__global__ void __launch_bounds__(kBackwardThreads<Group, Vectors>)
     backward_kernel(Shape shape, const W* __restrict__ dy, const X* __restrict__ x, const W* __restrict__ weight,
                     const float* __restrict__ mean_in, const float* __restrict__ rstd_in, const X* __restrict__ skip,
                     X* __restrict__ dx, float* __restrict__ parts) {
   // Loads of the next row overlap the reduction of this one, where registers allow it.
   constexpr bool kPrefetch = Group == 0 && Vectors <= 2;
   __shared__ float buffer[2 * 2 * 32];
+  __shared__ float4 dx_sum[Sums ? 2 * Vectors : 1][Sums ? kBackwardThreads<Group, Vectors> : 1];
   int phase = 0;
   const int lanes = Group > 0 ? Group : blockDim.x;
   const int lane = Group > 0 ? threadIdx.x % (Group > 0 ? Group : 1) : threadIdx.x;
@@ -156,6 +164,7 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 25
       weight_sum[i][j] = 0;
       if constexpr (!Rms) bias_sum[i][j] = 0;
     }
+    if constexpr (Sums) dx_sum[2 * i][threadIdx.x] = dx_sum[2 * i + 1][threadIdx.x] = float4{0, 0, 0, 0};
   }
 
   Raw8<W> dy_raw[Vectors];
@@ -249,6 +258,19 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 25
           result = pack<X>(d);
         }
         store8(dx + base + 8 * c, result);
+        if constexpr (Sums) {
+          // Not contracted with the product before: the values that were stored are added.
+          unpack(result, d);
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            float4 total = dx_sum[2 * i + k][threadIdx.x];
+            total.x = __fadd_rn(total.x, d[4 * k]);
+            total.y = __fadd_rn(total.y, d[4 * k + 1]);
+            total.z = __fadd_rn(total.z, d[4 * k + 2]);
+            total.w = __fadd_rn(total.w, d[4 * k + 3]);
+            dx_sum[2 * i + k][threadIdx.x] = total;
+          }
+        }
       }
     }
     if constexpr (kPrefetch) {
@@ -262,8 +284,12 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 25
     }
   }
 
-  float* const weight_part = parts + static_cast<std::int64_t>(blockIdx.x) * shape.width;
-  float* const bias_part = parts + (static_cast<std::int64_t>(gridDim.x) + blockIdx.x) * shape.width;
+  const auto part_of = [&](int section) {
+    return parts + (static_cast<std::int64_t>(gridDim.x) * section + blockIdx.x) * shape.width;
+  };
+  float* const weight_part = part_of(0);
+  float* const bias_part = part_of(1);
+  float* const dx_part = part_of(Rms ? 1 : 2);
   if constexpr (Group == 0) {
 #pragma unroll
     for (int i = 0; i < Vectors; ++i) {
@@ -271,6 +297,10 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 25
       if (c < vectors) {
         store8(weight_part + 8 * c, pack<float>(weight_sum[i]));
         if constexpr (!Rms) store8(bias_part + 8 * c, pack<float>(bias_sum[i]));
+        if constexpr (Sums) {
+#pragma unroll
+          for (int k = 0; k < 2; ++k) reinterpret_cast<float4*>(dx_part + 8 * c)[k] = dx_sum[2 * i + k][threadIdx.x];
+        }
       }
     }
   } else {
@@ -295,6 +325,21 @@ __global__ void __launch_bounds__(Group > 0 ? kGroupThreads : (Vectors == 1 ? 25
     };
     add_groups(weight_sum, weight_part);
     if constexpr (!Rms) add_groups(bias_sum, bias_part);
+    if constexpr (Sums) {
+      float sums[Vectors][8];
+#pragma unroll
+      for (int i = 0; i < Vectors; ++i) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const float4 total = dx_sum[2 * i + k][threadIdx.x];
+          sums[i][4 * k] = total.x;
+          sums[i][4 * k + 1] = total.y;
+          sums[i][4 * k + 2] = total.z;
+          sums[i][4 * k + 3] = total.w;
+        }
+      }
+      add_groups(sums, dx_part);
+    }
   }
 }
 
@@ -359,17 +404,19 @@ void norm_forward(const NormArguments& norm, const void* x, const void* delta, v
   check_launch("norm_forward");
 }
 
-std::size_t norm_backward_workspace(const NormArguments& norm) {
+bool norm_backward_sums(const NormArguments& norm) { return norm.x_type == norm.type && norm.width <= 8192; }
+
+std::size_t norm_backward_workspace(const NormArguments& norm, bool sums) {
   std::size_t bytes = 0;
   with_plan(norm.width, true, [&](auto, auto, const Plan& plan) {
     bytes = sizeof(float) * static_cast<std::size_t>(backward_blocks(norm, plan)) *
-            static_cast<std::size_t>(norm.width) * (norm.rms ? 1 : 2);
+            static_cast<std::size_t>(norm.width) * ((norm.rms ? 1 : 2) + (sums ? 1 : 0));
   });
   return bytes;
 }
 
 void norm_backward(const NormArguments& norm, const void* dy, const void* x, const void* skip, void* dx, void* dweight,
-                   void* dbias, void* workspace, cudaStream_t stream) {
+                   void* dbias, void* column_sums, void* workspace, cudaStream_t stream) {
   with_stream_type(norm.x_type, norm.type, [&](auto x_tag, auto tag) {
     using X = decltype(x_tag);
     using W = decltype(tag);
@@ -378,18 +425,32 @@ void norm_backward(const NormArguments& norm, const void* dy, const void* x, con
       if constexpr (kGroup == 0 || kVectors == 1) {  // the others are forward plans
         const int blocks = backward_blocks(norm, plan);
         auto* const parts = static_cast<float*>(workspace);
-        const auto launch = [&](auto kernel) {
-          kernel<<<blocks, plan.threads, 0, stream>>>(
-              shape_of(norm), static_cast<const W*>(dy), static_cast<const X*>(x), static_cast<const W*>(norm.weight),
-              norm.mean, norm.rstd, static_cast<const X*>(skip), static_cast<X*>(dx), parts);
+        const auto launch = [&](auto rms, auto sums) {
+          backward_kernel<X, W, kGroup, kVectors, decltype(rms)::value, decltype(sums)::value>
+              <<<blocks, plan.threads, 0, stream>>>(shape_of(norm), static_cast<const W*>(dy), static_cast<const X*>(x),
+                                                    static_cast<const W*>(norm.weight), norm.mean, norm.rstd,
+                                                    static_cast<const X*>(skip), static_cast<X*>(dx), parts);
         };
-        if (norm.rms)
-          launch(backward_kernel<X, W, kGroup, kVectors, true>);
-        else
-          launch(backward_kernel<X, W, kGroup, kVectors, false>);
+        const auto launch_with = [&](auto sums) {
+          if (norm.rms)
+            launch(std::true_type{}, sums);
+          else
+            launch(std::false_type{}, sums);
+        };
+        if (column_sums == nullptr) {
+          launch_with(std::false_type{});
+        } else if constexpr (std::is_same_v<X, W> && kVectors <= 2) {
+          launch_with(std::true_type{});
+        } else {
+          throw std::logic_error("internal error: column sums of a norm gradient that norm_backward_sums refuses");
+        }
         check_launch("norm_backward");
-        add_parts<W>(parts, blocks, norm.width, static_cast<W*>(dweight), static_cast<W*>(norm.rms ? nullptr : dbias),
-                     stream);
+        auto* const to_weight = static_cast<W*>(dweight);
+        auto* const to_bias = static_cast<W*>(dbias);
+        auto* const to_sums = static_cast<W*>(column_sums);
+        const SectionSums<W> sections =
+            norm.rms ? SectionSums<W>{{to_weight, to_sums, nullptr}} : SectionSums<W>{{to_weight, to_bias, to_sums}};
+        add_parts<W>(parts, blocks, norm.width, sections, stream);
       }
     });
   });

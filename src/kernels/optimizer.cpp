@@ -1,14 +1,14 @@
 // Norms and optimizer steps over flat buffers.
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 
 #include "fast.h"
+#include "optimizer_loops.h"
+#include "parallel.h"
 #include "tensor_math.h"
 
 namespace pgpt::kernels {
@@ -35,7 +35,7 @@ std::vector<Piece> cut(const SegmentTable& table, bool only_normed) {
 
 template <class Function>
 void for_each_piece(const std::vector<Piece>& pieces, const Function& function) {
-  at::parallel_for(0, static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+  detail::parallel_for(0, static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) function(i, pieces[static_cast<std::size_t>(i)]);
   });
 }
@@ -223,15 +223,11 @@ void adam_step(at::Tensor& weights, at::Tensor& master, at::Tensor& exp_avg, at:
   const std::vector<Piece> pieces = cut(segments, false);
   with_types(weights, master, gradient, [&](auto* weight, const auto* grad) {
     for_each_piece(pieces, [&](std::int64_t, const Piece& piece) {
-      const float rate = values[StepScalars::kCount + piece.segment->group];
-      const float decay = values[StepScalars::kWeightDecay] * piece.segment->weight_decay_multiplier;
-      for (std::int64_t i = piece.begin; i < piece.end; ++i) {
-        const float g = static_cast<float>(grad[i]) * scale;
-        m[i] = beta1 * m[i] + rest1 * g;
-        v[i] = beta2 * v[i] + rest2 * g * g;
-        const float update = (m[i] / correction1) / (std::sqrt(v[i] / correction2) + epsilon) + decay * p[i];
-        p[i] = p[i] - rate * update;
-      }
+      detail::AdamCoefficients c{beta1, beta2, epsilon, scale, correction1, correction2, 0, 0};
+      c.rate = values[StepScalars::kCount + piece.segment->group];
+      c.decay = values[StepScalars::kWeightDecay] * piece.segment->weight_decay_multiplier;
+      const std::int64_t begin = piece.begin;
+      detail::adam_elements(p + begin, m + begin, v + begin, grad + begin, piece.end - begin, c);
       if (weight == nullptr) return;
       using Weight = std::remove_pointer_t<decltype(weight)>;
       for (std::int64_t i = piece.begin; i < piece.end; ++i) weight[i] = static_cast<Weight>(p[i]);

@@ -2,8 +2,6 @@
 
 #include "philox.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -12,6 +10,7 @@
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #endif
 
+#include "parallel.h"
 #include "tensor_math.h"
 
 namespace pgpt::kernels {
@@ -54,7 +53,7 @@ void fill(T* out, std::int64_t numel, PhiloxState& state, std::int64_t sm_count,
   if (numel == 0) return;
   const std::int64_t threads = kThreads * std::min(kBlocksPerProcessor * sm_count, (numel + kThreads - 1) / kThreads);
   const std::int64_t passes = (numel + kValues * threads - 1) / (kValues * threads);
-  at::parallel_for(0, passes * threads, 4096, [&](std::int64_t begin, std::int64_t end) {
+  detail::parallel_for(0, passes * threads, 4096, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t item = begin; item < end; ++item) {
       const std::int64_t pass = item / threads, thread = item % threads;
       const std::int64_t first = pass * kValues * threads + thread;

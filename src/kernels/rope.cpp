@@ -1,8 +1,13 @@
 // Rotary positions and the packed query, key and value layout.
 
+#include <ATen/Dispatch.h>
+
+#include <array>
 #include <numbers>
+#include <type_traits>
 
 #include "fast.h"
+#include "parallel.h"
 #include "tensor_math.h"
 
 namespace pgpt::kernels {
@@ -27,6 +32,46 @@ at::Tensor scale_frequencies(const at::Tensor& frequency, double factor) {
   return at::where(long_waves, slow, at::where(short_waves, frequency, mixed));
 }
 
+// The loop of rotate_on_cpu_: pair i starts at i * step, its second channel is `distance` behind.
+template <class T, class Wide>
+void rotate_head(T* x, const Wide* cos, const Wide* sin, std::int64_t pairs, std::int64_t step, std::int64_t distance,
+                 bool backward) {
+  const Wide sign = backward ? Wide{-1} : Wide{1};
+  for (std::int64_t i = 0; i < pairs; ++i) {
+    const Wide a = static_cast<Wide>(x[i * step]), b = static_cast<Wide>(x[i * step + distance]);
+    const Wide sine = sign * sin[i];
+    x[i * step] = static_cast<T>(a * cos[i] - b * sine);
+    x[i * step + distance] = static_cast<T>(b * cos[i] + a * sine);
+  }
+}
+
+// rotate_ with one rounding, in a single pass over x [b,s,heads,d] or [b,s,groups,heads,d].
+void rotate_on_cpu_(const at::Tensor& x, const RopeTable& table, bool backward) {
+  const at::Tensor heads = x.dim() == 4 ? x.unsqueeze(2) : x;
+  const std::int64_t s = heads.size(1), pairs = table.options.dim / 2;
+  const std::int64_t step = table.options.interleaved ? 2 : 1, distance = table.options.interleaved ? 1 : pairs;
+  const std::array<std::int64_t, 4> strides{heads.stride(0), heads.stride(1), heads.stride(2), heads.stride(3)};
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "rope", [&] {
+    using Wide = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
+    const at::Tensor cos = table.cos.to(compute_type(x)).contiguous(), sin = table.sin.to(compute_type(x)).contiguous();
+    const auto* cosines = cos.const_data_ptr<Wide>();
+    const auto* sines = sin.const_data_ptr<Wide>();
+    auto* data = heads.mutable_data_ptr<scalar_t>();
+    detail::parallel_for(0, heads.size(0) * s, 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t token = begin; token < end; ++token) {
+        const std::int64_t position = token % s;
+        auto* channels = data + token / s * strides[0] + position * strides[1];
+        for (std::int64_t group = 0; group < heads.size(2); ++group) {
+          for (std::int64_t head = 0; head < heads.size(3); ++head) {
+            rotate_head(channels + group * strides[2] + head * strides[3], cosines + position * pairs,
+                        sines + position * pairs, pairs, step, distance, backward);
+          }
+        }
+      }
+    });
+  });
+}
+
 // Rotates the first `dim` channels of x [b,s,...,d] in place.
 void rotate_(const at::Tensor& x, const RopeTable& table, bool backward) {
   const RopeOptions& options = table.options;
@@ -34,6 +79,10 @@ void rotate_(const at::Tensor& x, const RopeTable& table, bool backward) {
   const std::int64_t half = options.dim / 2;
   PGPT_ASSERT(s <= table.cos.size(0) && options.dim <= x.size(-1), "rope table of ", table.cos.size(0), " positions, ",
               options.dim, " channels for ", s, " positions, ", x.size(-1), " channels");
+  if (x.is_cpu() && x.stride(-1) == 1 && (options.fused_rounding || !is_16bit(x))) {
+    rotate_on_cpu_(x, table, backward);
+    return;
+  }
   std::vector<std::int64_t> shape(static_cast<std::size_t>(x.dim()), 1);
   shape[1] = s;
   shape.back() = half;
@@ -51,6 +100,20 @@ void rotate_(const at::Tensor& x, const RopeTable& table, bool backward) {
   const at::Tensor new_second = (b * cos).add_(a * sin);
   first.copy_(new_first);
   second.copy_(new_second);
+}
+
+// merge_qkv_gradient in ATen operations.
+at::Tensor merge(const Qkv& gradient, const RopeTable* rope) {
+  const std::int64_t b = gradient.q.size(0), s = gradient.q.size(1), num_heads = gradient.q.size(2),
+                     head_dim = gradient.q.size(3);
+  const std::int64_t num_groups = gradient.k.size(2), heads = num_heads / num_groups;
+  const at::Tensor groups = at::empty({b, s, num_groups, heads + 2, head_dim}, gradient.q.options());
+  groups.narrow(3, 0, heads).copy_(gradient.q.reshape({b, s, num_groups, heads, head_dim}));
+  groups.select(3, heads).copy_(gradient.k);
+  groups.select(3, heads + 1).copy_(gradient.v);
+  // Queries and keys of a group lie side by side, so one call turns both back.
+  if (rope != nullptr) rotate_(groups.narrow(3, 0, heads + 1), *rope, true);
+  return groups.view({b, s, num_groups * (heads + 2) * head_dim});
 }
 
 }  // namespace
@@ -94,20 +157,14 @@ Qkv split_qkv(at::Tensor packed, std::int64_t num_heads, std::int64_t num_groups
   return result;
 }
 
-at::Tensor merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy) {
-  if constexpr (fast::kBuilt) {
-    if (auto packed = fast::merge_qkv_gradient(gradient, rope, policy)) return *packed;
-  }
-  const std::int64_t b = gradient.q.size(0), s = gradient.q.size(1), num_heads = gradient.q.size(2),
-                     head_dim = gradient.q.size(3);
-  const std::int64_t num_groups = gradient.k.size(2), heads = num_heads / num_groups;
-  const at::Tensor groups = at::empty({b, s, num_groups, heads + 2, head_dim}, gradient.q.options());
-  groups.narrow(3, 0, heads).copy_(gradient.q.reshape({b, s, num_groups, heads, head_dim}));
-  groups.select(3, heads).copy_(gradient.k);
-  groups.select(3, heads + 1).copy_(gradient.v);
-  // Queries and keys of a group lie side by side, so one call turns both back.
-  if (rope != nullptr) rotate_(groups.narrow(3, 0, heads + 1), *rope, true);
-  return groups.view({b, s, num_groups * (heads + 2) * head_dim});
+at::Tensor merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy,
+                              at::Tensor* column_sums) {
+  if (column_sums != nullptr) column_sums->reset();
+  std::optional<at::Tensor> packed;
+  if constexpr (fast::kBuilt) packed = fast::merge_qkv_gradient(gradient, rope, policy, column_sums);
+  if (!packed) packed = merge(gradient, rope);
+  if (column_sums != nullptr && !column_sums->defined()) *column_sums = column_sum(packed->flatten(0, 1));
+  return *packed;
 }
 
 }  // namespace pgpt::kernels

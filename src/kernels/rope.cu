@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "columns.cuh"
 #include "device.cuh"
 
 namespace pgpt::kernels::cuda {
@@ -150,6 +151,118 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// How the merge with column sums turns heads: not at all, channel c with c + dim/2, or c with c + 1.
+enum class Turn { kNone, kHalves, kPairs };
+
+// q, k, v -> packed with packed's column sums. Block (strip, part): 32 items of every token of one chunk, whose tokens
+// are dealt to the warps; a lane loads kBatch tokens before it turns them. Items are as above, of width 8.
+template <class T, Turn Form>
+__global__ void __launch_bounds__(kStripThreads, Form == Turn::kNone ? 4 : 3)
+    merge_sums_kernel(QkvArguments qkv, RotationArguments rotation, Items items, Dividers by, std::uint32_t tokens,
+                      std::uint32_t tokens_per_part, float* __restrict__ parts) {
+  constexpr int kRuns = Form == Turn::kHalves ? 2 : 1;  // of 8 channels an item
+  constexpr int kBatch = Form == Turn::kNone ? 4 : (Form == Turn::kPairs ? 2 : 1);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int dim = static_cast<int>(rotation.dim), half = dim / 2;
+  const auto heads = static_cast<std::uint32_t>(qkv.heads_per_group);
+  const std::int64_t width = by.group.divisor * qkv.groups * qkv.head_dim;
+  // Channel j of a lane's totals, inside its head; negative: none.
+  const auto channel_of = [&](int item, int j) {
+    if (item >= items.rotating) return j < 8 ? dim + (item - items.rotating) * 8 + j : -1;
+    return j < 8 ? item * 8 + j : half + item * 8 + j - 8;
+  };
+  float total[8 * kRuns];
+#pragma unroll
+  for (int i = 0; i < 8 * kRuns; ++i) total[i] = 0;
+
+  const std::uint32_t index = blockIdx.x * 32 + lane;
+  if (index < by.token.divisor) {
+    const std::uint32_t slot = by.head.divide(index), group = by.group.divide(slot),
+                        place = slot - group * by.group.divisor;
+    const int item = static_cast<int>(index - slot * by.head.divisor);
+    const bool paired = item < items.rotating, turning = paired && place <= heads;
+    const int channel = channel_of(item, 0);
+    const HeadsPointer& from = place < heads ? qkv.q : (place == heads ? qkv.k : qkv.v);
+    const std::int64_t batch_stride = from.batch_stride, position_stride = from.position_stride;
+    const T* const single =
+        static_cast<const T*>(from.data) + (place < heads ? group * heads + place : group) * from.head_stride + channel;
+    T* const packed = static_cast<T*>(qkv.packed) + slot * qkv.head_dim + channel;
+    const std::uint32_t begin = blockIdx.y * tokens_per_part;
+    const std::uint32_t end = begin + tokens_per_part < tokens ? begin + tokens_per_part : tokens;
+    for (std::uint32_t first = begin + warp; first < end; first += kBatch * kStripWarps) {
+      Raw8<T> raw[kBatch][kRuns];
+      std::uint32_t positions[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const std::uint32_t token = first + b * kStripWarps;
+        if (token >= end) continue;
+        const std::uint32_t batch = by.sequence.divide(token);
+        positions[b] = token - batch * by.sequence.divisor;
+        const T* const p = single + batch * batch_stride + positions[b] * position_stride;
+        raw[b][0] = load8(p);
+        if constexpr (kRuns == 2) raw[b][1] = paired ? load8(p + half) : zero8<T>();
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const std::uint32_t token = first + b * kStripWarps;
+        if (token >= end) continue;
+        float x[kRuns][8];
+#pragma unroll
+        for (int run = 0; run < kRuns; ++run) unpack(raw[b][run], x[run]);
+        if constexpr (Form != Turn::kNone) {
+          if (turning) {
+            const std::int64_t at = std::int64_t{positions[b]} * half;
+            if constexpr (Form == Turn::kPairs) {
+              const float *cos = rotation.cos + at + channel / 2, *sin = rotation.sin + at + channel / 2;
+#pragma unroll
+              for (int i = 0; i < 4; ++i)
+                turn<T>(x[0][2 * i], x[0][2 * i + 1], cos[i], rotation.sin_sign * sin[i], rotation.fused_rounding);
+            } else {
+              float cosines[8], sines[8];
+              load_channels<float, 8>(rotation.cos + at + channel, cosines);
+              load_channels<float, 8>(rotation.sin + at + channel, sines);
+#pragma unroll
+              for (int i = 0; i < 8; ++i)
+                turn<T>(x[0][i], x[1][i], cosines[i], rotation.sin_sign * sines[i], rotation.fused_rounding);
+            }
+          }
+        }
+        T* const to = packed + token * width;
+#pragma unroll
+        for (int run = 0; run < kRuns; ++run) {
+          if (run == 1 && !paired) continue;
+          const Raw8<T> result = pack<T>(x[run]);
+          store8(to + run * half, result);
+          // Not contracted with a product before: the values that were stored are added.
+          unpack(result, x[run]);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) total[run * 8 + i] = __fadd_rn(total[run * 8 + i], x[run][i]);
+        }
+      }
+    }
+  }
+  store_strip(total, parts + blockIdx.y * width, [&](int place) {
+    const std::uint32_t other = blockIdx.x * 32 + place / (8 * kRuns);
+    if (other >= by.token.divisor) return std::int64_t{-1};
+    const std::uint32_t slot = by.head.divide(other);
+    const int channel = channel_of(static_cast<int>(other - slot * by.head.divisor), place % (8 * kRuns));
+    return channel < 0 ? std::int64_t{-1} : slot * qkv.head_dim + channel;
+  });
+}
+
+// Calls f(T{}, integral_constant<Turn>).
+template <class F>
+void with_turn(Type type, const RotationArguments& rotation, F&& f) {
+  with_type(type, [&](auto tag) {
+    if (rotation.dim == 0)
+      f(tag, std::integral_constant<Turn, Turn::kNone>{});
+    else if (rotation.interleaved)
+      f(tag, std::integral_constant<Turn, Turn::kPairs>{});
+    else
+      f(tag, std::integral_constant<Turn, Turn::kHalves>{});
+  });
+}
+
 // Calls f(T{}, integral_constant<Width>, bool_constant<interleaved>).
 template <class F>
 void with_form(Type type, bool wide, bool interleaved, F&& f) {
@@ -193,22 +306,34 @@ struct Tiling {
   }
 };
 
-void move_qkv(const QkvArguments& qkv, const RotationArguments& rotation, bool split, cudaStream_t stream) {
-  const std::int64_t tokens = qkv.batch * qkv.sequence;
-  if (tokens == 0) return;
+bool wide_layout(const QkvArguments& qkv, const RotationArguments& rotation) {
   bool wide = wide_dimensions(qkv.head_dim, rotation) && aligned(qkv.packed);
   for (const HeadsPointer* part : {&qkv.q, &qkv.k, &qkv.v}) {
     wide = wide && aligned(part->data) && part->batch_stride % 8 == 0 && part->position_stride % 8 == 0 &&
            part->head_stride % 8 == 0;
   }
-  with_form(qkv.type, wide, rotation.interleaved, [&](auto tag, auto width, auto interleaved) {
+  return wide;
+}
+
+Items items_of(std::int64_t head_dim, const RotationArguments& rotation, int width) {
+  return {static_cast<int>(rotation.dim / (rotation.interleaved ? width : 2 * width)),
+          static_cast<int>((head_dim - rotation.dim) / width)};
+}
+
+Tiling tiling_of(const QkvArguments& qkv, const Items& items) {
+  const std::int64_t per_group = qkv.heads_per_group + 2;
+  return {qkv.batch, qkv.sequence, qkv.groups * per_group, per_group, items};
+}
+
+void move_qkv(const QkvArguments& qkv, const RotationArguments& rotation, bool split, cudaStream_t stream) {
+  const std::int64_t tokens = qkv.batch * qkv.sequence;
+  if (tokens == 0) return;
+  with_form(qkv.type, wide_layout(qkv, rotation), rotation.interleaved, [&](auto tag, auto width, auto interleaved) {
     using T = decltype(tag);
     constexpr int kWidth = decltype(width)::value;
     constexpr bool kInterleaved = decltype(interleaved)::value;
-    const Items items{static_cast<int>(rotation.dim / (kInterleaved ? kWidth : 2 * kWidth)),
-                      static_cast<int>((qkv.head_dim - rotation.dim) / kWidth)};
-    const std::int64_t per_group = qkv.heads_per_group + 2;
-    const Tiling t(qkv.batch, qkv.sequence, qkv.groups * per_group, per_group, items);
+    const Items items = items_of(qkv.head_dim, rotation, kWidth);
+    const Tiling t = tiling_of(qkv, items);
     const auto launch = [&](auto kernel) {
       kernel<<<t.blocks, t.threads, 0, stream>>>(qkv, rotation, items, t.by, t.tokens_per_block);
     };
@@ -218,6 +343,25 @@ void move_qkv(const QkvArguments& qkv, const RotationArguments& rotation, bool s
       launch(move_qkv_kernel<T, kWidth, kInterleaved, false>);
   });
   check_launch(split ? "split_qkv" : "merge_qkv");
+}
+
+std::int64_t packed_width(const QkvArguments& qkv) { return qkv.groups * (qkv.heads_per_group + 2) * qkv.head_dim; }
+
+// Strips and token chunks of merge_sums_kernel.
+struct SumGrid {
+  std::int64_t strips;
+  int parts;
+};
+SumGrid sum_grid(const QkvArguments& qkv, const RotationArguments& rotation) {
+  const Items items = items_of(qkv.head_dim, rotation, 8);
+  const std::int64_t per_token = qkv.groups * (qkv.heads_per_group + 2) * (items.rotating + items.copying);
+  SumGrid grid{ceil_div<std::int64_t>(per_token, 32), 1};
+  with_turn(qkv.type, rotation, [&](auto tag, auto form) {
+    static const std::int64_t resident =
+        resident_blocks(merge_sums_kernel<decltype(tag), decltype(form)::value>, kStripThreads);
+    grid.parts = row_parts(qkv.batch * qkv.sequence, grid.strips, resident);
+  });
+  return grid;
 }
 
 }  // namespace
@@ -244,6 +388,33 @@ void split_qkv(const QkvArguments& qkv, const RotationArguments& rotation, cudaS
 }
 void merge_qkv(const QkvArguments& qkv, const RotationArguments& rotation, cudaStream_t stream) {
   move_qkv(qkv, rotation, false, stream);
+}
+
+bool merge_qkv_sums_fits(const QkvArguments& qkv, const RotationArguments& rotation) {
+  return wide_layout(qkv, rotation) && qkv.batch * qkv.sequence > 0;
+}
+
+std::size_t merge_qkv_sums_workspace(const QkvArguments& qkv, const RotationArguments& rotation) {
+  return sizeof(float) * static_cast<std::size_t>(sum_grid(qkv, rotation).parts) *
+         static_cast<std::size_t>(packed_width(qkv));
+}
+
+void merge_qkv_sums(const QkvArguments& qkv, const RotationArguments& rotation, void* column_sums, void* workspace,
+                    cudaStream_t stream) {
+  const SumGrid grid = sum_grid(qkv, rotation);
+  const std::int64_t tokens = qkv.batch * qkv.sequence, tokens_per_part = ceil_div<std::int64_t>(tokens, grid.parts);
+  auto* const partial = static_cast<float*>(workspace);
+  with_turn(qkv.type, rotation, [&](auto tag, auto form) {
+    using T = decltype(tag);
+    const Items items = items_of(qkv.head_dim, rotation, 8);
+    const Tiling t = tiling_of(qkv, items);
+    const dim3 blocks(static_cast<unsigned>(grid.strips), static_cast<unsigned>(grid.parts));
+    merge_sums_kernel<T, decltype(form)::value>
+        <<<blocks, kStripThreads, 0, stream>>>(qkv, rotation, items, t.by, static_cast<std::uint32_t>(tokens),
+                                               static_cast<std::uint32_t>(tokens_per_part), partial);
+    check_launch("merge_qkv_sums");
+    add_parts<T>(partial, grid.parts, packed_width(qkv), {{static_cast<T*>(column_sums), nullptr, nullptr}}, stream);
+  });
 }
 
 }  // namespace pgpt::kernels::cuda

@@ -18,10 +18,15 @@
 
 namespace pgpt::kernels {
 
+class GemmAlgorithms;
+
 /// Which implementation runs.
 struct Policy {
-  bool fast = true;            ///< CUDA: own fused kernels instead of one ATen call an operation
+  bool fast = true;            ///< own and libtorch's fused kernels (on the CPU for fp32, fp64), not ATen calls
   bool deterministic = false;  ///< only kernels whose bits repeat
+  /// CUDA: products of 16-bit matrices go through cuBLASLt with these choices (pgpt/kernels/gemm_algorithms.h); null:
+  /// through libtorch. Not owned.
+  GemmAlgorithms* gemm_algorithms = nullptr;
 };
 
 // ---- matrix products (linear.cpp)
@@ -30,13 +35,17 @@ struct Policy {
 /// y [T,N] = x [T,K] * weight [N,K]^T (+ bias [N] before the single rounding when `bias_in_epilogue`, else rounded
 /// product + bias).
 [[nodiscard]] at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
-                                bool bias_in_epilogue = true);
+                                bool bias_in_epilogue = true, const Policy& policy = {});
 /// dx [T,K] = dy [T,N] * weight [N,K].
-[[nodiscard]] at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& weight);
+[[nodiscard]] at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& weight,
+                                               const Policy& policy = {});
 /// dw [N,K] = dy^T x, rounded once to `dtype` (fp32 accumulation).
-[[nodiscard]] at::Tensor linear_weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::ScalarType dtype);
-/// main_gradient [N,K] (fp32) += dy^T x without an intermediate rounding.
-void accumulate_weight_gradient(at::Tensor& main_gradient, const at::Tensor& dy, const at::Tensor& x);
+[[nodiscard]] at::Tensor linear_weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::ScalarType dtype,
+                                                const Policy& policy = {});
+/// gradient [N,K] += scale * dy^T x (`overwrite`: = instead of +=). With an fp32 gradient nothing is rounded in
+/// between; a 16-bit one receives the product rounded, then scaled and rounded.
+void add_weight_gradient(at::Tensor& gradient, const at::Tensor& dy, const at::Tensor& x, double scale = 1.0,
+                         bool overwrite = false, const Policy& policy = {});
 /// [N] = column sums of dy [T,N], accumulated in fp32, rounded to dy's dtype.
 [[nodiscard]] at::Tensor column_sum(const at::Tensor& dy);
 
@@ -68,11 +77,13 @@ struct NormGradients {
   at::Tensor bias;    // [h] or undefined
 };
 /// With y' and dy*g in fp32: dx = rstd * (dyg - y' * mean(dyg*y') - mean(dyg)) rounded; with `skip_gradient` [T,h]
-/// defined the result is rounded(skip_gradient + rounded dx).
+/// defined the result is rounded(skip_gradient + rounded dx). `column_sums`, where not null, receives
+/// column_sum(input): on CUDA from the same pass where the kernel can (x in the weight's dtype), else from one of its
+/// own.
 [[nodiscard]] NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
                                           const at::Tensor& bias, const NormOptions& options,
                                           const NormStatistics& statistics, const at::Tensor& skip_gradient,
-                                          const Policy& policy);
+                                          const Policy& policy, at::Tensor* column_sums = nullptr);
 
 // ---- rotary positions and the packed QKV layout (rope.cpp)
 // ------------------------------------------------------------------------
@@ -107,8 +118,11 @@ struct Qkv {
 /// allow it, else copies. With `rope` q and k are rotated (the packed input may be overwritten).
 [[nodiscard]] Qkv split_qkv(at::Tensor packed, std::int64_t num_heads, std::int64_t num_groups, std::int64_t head_dim,
                             const RopeTable* rope, const Policy& policy);
-/// Inverse of split_qkv for gradients: [b,s,ng*(nh/ng+2)*d]; inputs may be strided.
-[[nodiscard]] at::Tensor merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy);
+/// Inverse of split_qkv for gradients: [b,s,ng*(nh/ng+2)*d]; inputs may be strided. `column_sums`, where not null,
+/// receives the result's sums over b and s as column_sum gives them (on CUDA from the same pass where the layout
+/// allows).
+[[nodiscard]] at::Tensor merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy,
+                                            at::Tensor* column_sums = nullptr);
 
 // ---- attention (attention.cpp)
 // ----------------------------------------------------------------------------------------------------
@@ -126,6 +140,7 @@ struct AttentionOptions {
   double dropout = 0.0;            ///< applied to the probabilities
   std::uint64_t dropout_seed = 0;  ///< with `dropout_offset` repeats the same mask in recompute and backward
   std::uint64_t dropout_offset = 0;
+  at::Tensor dropout_base;  ///< as in DropoutState
 };
 struct AttentionSaved {
   at::Tensor q, k, v, out;                // inputs and output, [b,s,heads,d]
@@ -159,9 +174,11 @@ struct ActivationOptions {
 /// [T,f] from x [T,f] (gated kinds: [T,2f] = gate half, linear half) plus optional bias of x's width.
 [[nodiscard]] at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias,
                                             const ActivationOptions& options, const Policy& policy);
-/// Gradient of x (and of the bias before summing), [T, width of x], one rounding.
+/// Gradient of x, [T, width of x], one rounding. `column_sums`, where not null, receives column_sum of it, the bias's
+/// gradient (on CUDA from the same pass where the kernel can).
 [[nodiscard]] at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                                             const ActivationOptions& options, const Policy& policy);
+                                             const ActivationOptions& options, const Policy& policy,
+                                             at::Tensor* column_sums = nullptr);
 
 // ---- dropout and residual (dropout.cpp)
 // -------------------------------------------------------------------------------------------
@@ -171,10 +188,11 @@ struct DropoutState {
   double probability = 0.0;
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
+  at::Tensor base{};  ///< int64 scalar on the data's device, added to the offset (CUDA graphs); undefined = 0
 };
 /// x with elements zeroed with the given probability and the rest scaled by 1/(1-p), rounded. p = 0 returns x itself.
-/// The mask depends only on (seed, offset, element index): Philox4x32-10 with counter (offset, element/4), the same on
-/// CPU and CUDA.
+/// The mask depends only on (seed, base + offset, element index): Philox4x32-10 with counter (offset, element/4), the
+/// same on CPU and CUDA.
 [[nodiscard]] at::Tensor dropout(const at::Tensor& x, const DropoutState& state, const Policy& policy);
 /// residual + dropout(x + bias): with `fused_rounding` bias and residual share one rounding, else bias sum is rounded
 /// first. p = 0 and no bias: the plain rounded sum. residual may be fp32 while x is 16-bit.
@@ -229,21 +247,25 @@ struct SegmentTable {
 /// Values of one optimizer step that live on the device, fp32: see the accessors for the order.
 struct StepScalars {
   at::Tensor values;                                   ///< [kCount + 2 * groups] fp32 on the device
-  static constexpr std::int64_t kGradientScale = 0;    ///< clip coefficient (and 1/loss scale)
-  static constexpr std::int64_t kSkip = 1;             ///< != 0: nothing is changed
+  static constexpr std::int64_t kGradientScale = 0;    ///< clip coefficient
+  static constexpr std::int64_t kSkip = 1;             ///< != 0: nothing is changed, in this and all later steps
   static constexpr std::int64_t kBiasCorrection1 = 2;  ///< 1 - beta1^t
   static constexpr std::int64_t kBiasCorrection2 = 3;  ///< 1 - beta2^t
   static constexpr std::int64_t kWeightDecay = 4;
   static constexpr std::int64_t kFirstMomentum = 5;  ///< SGD: != 0 on the first step (buffer = gradient)
   static constexpr std::int64_t kCount = 6;          ///< then one learning rate a group
+  static constexpr float kJustStopped = 1.0F;        ///< kSkip: by this step
+  static constexpr float kStoppedBefore = 2.0F;      ///< kSkip: by an earlier one
 };
-/// Ends the gradient norm on the device, without a host wait. `squared` (fp64 scalar) is the all-reduced squared norm
-/// of the raw gradients, which are loss_scale times too large (`loss_scale` fp32 scalar, or undefined for 1). Writes
-/// norm (fp32 scalar) = sqrt(squared) / loss_scale, scalars[kGradientScale] = (clip > 0 ? min(1, clip / (norm + 1e-6))
-/// : 1) / loss_scale, where NaN stays NaN, and scalars[kSkip] = 1 where `non_finite` (fp32 scalar, or undefined for
-/// never) is not 0, else 0.
-void finish_norm(const at::Tensor& squared, const at::Tensor& loss_scale, const at::Tensor& non_finite, double clip,
-                 at::Tensor& norm, StepScalars& scalars);
+/// Ends the gradient norm on the device, without a host wait. `squared` (fp64 scalar) is the all-reduced squared norm.
+/// Writes norm (fp32 scalar) = sqrt(squared) and scalars[kGradientScale] = clip > 0 ? min(1, clip / (norm + 1e-6)) : 1,
+/// where NaN stays NaN. With a `guard` (fp64 scalar) scalars[kSkip] becomes kJustStopped, and stays set for good, when
+/// norm or guard is not finite.
+void finish_norm(const at::Tensor& squared, double clip, const at::Tensor& guard, at::Tensor& norm,
+                 StepScalars& scalars);
+/// On the step that set scalars[kSkip]: sets flags[i] (uint8) of every segment of `flat` that holds NaN or Inf, and the
+/// flag to kStoppedBefore, so that later steps leave the finding alone. Otherwise does nothing.
+void mark_non_finite(const at::Tensor& flat, const SegmentTable& segments, StepScalars& scalars, at::Tensor& flags);
 struct AdamOptions {
   float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
 };
