@@ -48,6 +48,14 @@ if(PGPT_CUDA)
   target_link_libraries(pgpt_torch INTERFACE
     "-Wl,--no-as-needed" ${PGPT_TORCH_DIR}/lib/libtorch_cuda.so "-Wl,--as-needed"
     ${PGPT_TORCH_DIR}/lib/libtorch_cpu.so ${PGPT_TORCH_DIR}/lib/libc10_cuda.so ${PGPT_TORCH_DIR}/lib/libc10.so CUDA::cudart)
+  # The cuBLASLt that torch loads must be the one that is linked: the wheel's, else the toolkit's.
+  file(GLOB PGPT_CUBLASLT_LIBRARY ${PGPT_SITE_PACKAGES}/nvidia/cu*/lib/libcublasLt.so.${cuda_wanted_major})
+  if(PGPT_CUBLASLT_LIBRARY)
+    list(GET PGPT_CUBLASLT_LIBRARY 0 PGPT_CUBLASLT_LIBRARY)
+  else()
+    set(PGPT_CUBLASLT_LIBRARY CUDA::cublasLt)
+  endif()
+  target_link_libraries(pgpt_torch INTERFACE ${PGPT_CUBLASLT_LIBRARY})
 else()
   message(STATUS "PGPT_CUDA=OFF: CPU-only build, no CUDA kernels and no NCCL backend")
   target_link_libraries(pgpt_torch INTERFACE ${PGPT_TORCH_DIR}/lib/libtorch_cpu.so ${PGPT_TORCH_DIR}/lib/libc10.so)

@@ -127,17 +127,21 @@ TEST_CASE("GTP divides the state and adds gather buffers and gradients in flight
   CHECK(two.state_bytes() == 18 * two.parameters);
   // Uses in chain order: embedding, then qkv, proj, fc1, fc2 twice, output. Even ones: embedding 128 rows, proj 64 and
   // fc2 64 x 192; odd ones: qkv 192, fc1 384, output 128.
-  CHECK(two.buffer_bytes == one.buffer_bytes + (64 * 192 + 384 * 64) * 2);
+  // Whole gradients wait in two more: bf16 of embedding and output, fp32 of the layers.
+  const double staging = (64 * 192 + 384 * 64) * 4;
+  CHECK(two.buffer_bytes == one.buffer_bytes + (64 * 192 + 384 * 64) * 2 + staging);
   const RankEstimate again = rank_of(kSmall +
                                          "--tensor-parallel-num-weight-shards 2 --recompute-granularity full "
                                          "--recompute-method uniform --recompute-num-layers 1",
                                      2);
-  CHECK(again.buffer_bytes == one.buffer_bytes + 2 * (64 * 192 + 384 * 64) * 2);
-  // Whole bf16 gradient of the output matrix and the half that comes back.
-  CHECK(moment_of(two, "backward of the output layer").work == kHidden + 128 * 64 * 2 * 1.5);
-  // fp32 gradients of fc2 and fc1.
-  CHECK(moment_of(two, "backward of the last feed-forward block").work ==
-        moment_of(one, "backward of the last feed-forward block").work + (64 * 192 + 384 * 64) * 4 * 1.5);
+  CHECK(again.buffer_bytes == one.buffer_bytes + 2 * (64 * 192 + 384 * 64) * 2 + staging);
+  // The half of the output matrix' bf16 gradient that comes back before it is added.
+  CHECK(moment_of(two, "backward of the output layer").work == kHidden + 128 * 64 * 2 * 0.5);
+  // fp32 parts go straight to the main gradient, when there is one micro-batch.
+  const double block = moment_of(one, "backward of the last feed-forward block").work;
+  CHECK(moment_of(two, "backward of the last feed-forward block").work == block);
+  const RankEstimate added = rank_of(kSmall + "--tensor-parallel-num-weight-shards 2 --global-batch-size 8", 2);
+  CHECK(moment_of(added, "backward of the last feed-forward block").work == block + (64 * 192 + 384 * 64) * 4 * 0.5);
 }
 
 TEST_CASE("the memory table shows parts, sums and what was measured", "[cpu][config]") {

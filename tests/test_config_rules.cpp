@@ -9,12 +9,6 @@ using namespace test_config;
 
 namespace {
 
-struct Rule {
-  std::string flags;
-  std::string message;
-  std::int64_t world = 1;
-};
-
 void check_all(const std::string& base, const std::vector<Rule>& rules) {
   for (const Rule& rule : rules) {
     const std::string text = error_of(base + rule.flags + " --dry-run", rule.world);
@@ -403,67 +397,6 @@ TEST_CASE("a vocabulary is asked for in the words of the flags", "[cpu][config]"
   }
 }
 
-TEST_CASE("what cannot run yet is refused after validation, and dry runs go on", "[cpu][config]") {
-  const std::vector<Rule> rules = {
-      {"--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2 is not available yet", 2},
-      {"--pipeline-model-parallel-size 2 --global-batch-size 4",
-       "--pipeline-model-parallel-size 2 is not available yet", 2},
-      {"--context-parallel-size 2", "--context-parallel-size 2 is not available yet", 2},
-      {"--num-experts 2", "--num-experts 2 is not available yet", 1},
-      {"--expert-tensor-parallel-num-weight-shards 2", "expert parallelism", 2},
-      {"--mtp-num-layers 1", "--mtp-num-layers 1 is not available yet", 1},
-      {"--use-distributed-optimizer", "--use-distributed-optimizer with data parallel size 2 is not available yet", 2},
-      {"--dataloader-inter-document-masking", "--dataloader-inter-document-masking is not available yet", 1},
-      {"--use-mp-args-from-checkpoint-args", "--use-mp-args-from-checkpoint-args is not available yet", 1},
-      {"--cuda-graph-impl full_iteration", "--cuda-graph-impl full_iteration is not available yet", 1},
-      {"--cuda-graph-impl local --cuda-graph-scope full_iteration",
-       "--cuda-graph-impl full_iteration is not available yet", 1},
-  };
-  for (const Rule& rule : rules) {
-    INFO(rule.flags);
-    CHECK(contains(error_of(kTiny + rule.flags, rule.world), rule.message));
-    CHECK(error_of(kTiny + rule.flags + " --dry-run", rule.world) == "");
-  }
-  const std::string files =
-      "--tokenizer-type NullTokenizer --vocab-size 128 --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
-      "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 10 --lr 1e-3 --split 1,1,1 ";
-  CHECK(contains(error_of(files + "--data-path 1 P 2 Q"), "--data-path with 4 words"));
-  CHECK(error_of(files + "--data-path P") == "");
-  CHECK(error_of(kTiny + "--use-distributed-optimizer") == "");
-  CHECK(error_of(kTiny + "--save D --save-interval 5 --load D --pretrained-checkpoint E") == "");
-  CHECK(error_of(kTiny + "--use-distributed-optimizer --tensor-parallel-num-weight-shards 2", 2) == "");
-}
-
-TEST_CASE("the backend is chosen and checked against the machine", "[cpu][config]") {
-  const auto with = [](const std::string& flags, bool cuda, int gpus, std::int64_t local) {
-    ParseContext context;
-    context.world_size = local;
-    context.machine = {cuda, gpus, local};
-    return parse_command_line(words(kTiny + flags), context).config;
-  };
-  const auto error = [&](const std::string& flags, bool cuda, int gpus, std::int64_t local) -> std::string {
-    try {
-      (void)with(flags, cuda, gpus, local);
-    } catch (const pgpt::ConfigError& e) {
-      return e.what();
-    }
-    return "";
-  };
-  CHECK(with("", false, 0, 2).parallel.backend == Backend::kGloo);
-  CHECK(with("", true, 0, 2).parallel.backend == Backend::kGloo);
-  CHECK(with("", true, 2, 2).parallel.backend == Backend::kNccl);
-  CHECK(with("--distributed-backend gloo", true, 2, 2).parallel.backend == Backend::kGloo);
-  CHECK(contains(error("--distributed-backend nccl", false, 0, 1),
-                 "built without CUDA; use --distributed-backend gloo, or build again with -DPGPT_CUDA=ON"));
-  CHECK(contains(error("--distributed-backend nccl", true, 0, 1),
-                 "--distributed-backend nccl needs a GPU, but none is visible"));
-  CHECK(contains(error("", true, 1, 2), "2 local ranks see 1; start fewer ranks, or use --distributed-backend gloo"));
-  CHECK(contains(with("--distributed-backend gloo", true, 1, 2).notices.back(), "2 local ranks share 1 GPU(s)"));
-  CHECK(contains(format_arguments(with("", false, 0, 1)), "  distributed_backend ............................ gloo\n"));
-  // A dry run looks at no device, so the backend may be missing here.
-  CHECK(error("--distributed-backend nccl --dry-run", false, 0, 1) == "");
-}
-
 TEST_CASE("sequence parallelism is dropped without tensor parallelism, with a warning", "[cpu][config]") {
   const Config c = config_of(kTiny + "--sequence-parallel");
   CHECK_FALSE(c.parallel.sequence_parallel);
@@ -481,4 +414,13 @@ TEST_CASE("half precision turns on what belongs to it", "[cpu][config]") {
   CHECK(config_of(kTiny + "--bf16 --grad-reduce-in-bf16").training.accumulate_allreduce_grads_in_fp32 == false);
   CHECK(config_of(kTiny + "--bf16 --output-logit-dtype bf16").training.params_dtype == Dtype::kBFloat16);
   CHECK(config_of(kTiny).notices.back().starts_with(" > padded vocab"));
+}
+
+TEST_CASE("a file of matrix product algorithms needs 16-bit matrices and this program's kernels", "[cpu][config]") {
+  check_all(kTiny, {
+                       {"--gemm-algorithms f.json", "--gemm-algorithms f.json is for 16-bit matrices; add --bf16"},
+                       {"--gemm-algorithms f.json --bf16 --kernels reference", "--kernels reference asks for them"},
+                   });
+  CHECK(parse(kTiny + "--gemm-algorithms f.json --bf16").config.training.gemm_algorithms == "f.json");
+  CHECK(parse(kTiny + "--bf16").config.training.gemm_algorithms.empty());
 }

@@ -67,4 +67,11 @@ inline std::string error_of(const std::string& command, std::int64_t world = 1) 
 
 inline bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
+/// A rule: options that break it, and what the message must say.
+struct Rule {
+  std::string flags;
+  std::string message;
+  std::int64_t world = 1;
+};
+
 }  // namespace test_config

@@ -70,6 +70,24 @@ TEST_CASE("every row has a unique name, a destination, a group and a sentence of
   CHECK(names.size() > 500);
 }
 
+TEST_CASE("what a checkpoint says of an option can be read back and compared", "[cpu][config]") {
+  int architecture = 0;
+  for (const Option& option : option_table()) {
+    INFO(option.names.front());
+    if (option.taken == Taken::kNever && !option.imported) continue;
+    CHECK_FALSE(option.is_list());
+    CHECK_FALSE(option.is_family());
+    CHECK(find_destination(option.destination) == &option);  // where rows share a destination, the first has the mark
+    if (!option.architecture) continue;
+    ++architecture;
+    // A run that is told to give the checkpoint's value must be able to take it, whoever wrote the checkpoint.
+    CHECK(option.imported);
+    CHECK(option.taken != Taken::kNever);
+    if (option.taken == Taken::kIfUnset) CHECK_FALSE(option.default_text);  // it would always count as set
+  }
+  CHECK(architecture > 20);
+}
+
 TEST_CASE("every option round-trips from the command line to its destination", "[cpu][config]") {
   for (const Option& option : option_table()) {
     if (option.is_family()) continue;

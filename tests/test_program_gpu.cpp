@@ -173,6 +173,151 @@ TEST_CASE("on two GPUs prefetch, overlap and recompute change no bit, and fp32 G
   CHECK(std::abs(sharded[199]["lm_loss"].get<double>() - replicated[199]["lm_loss"].get<double>()) <= 5e-2);
 }
 
+TEST_CASE("a training step as one CUDA graph gives the same bits", "[gpu][dist]") {
+  if (!gpus_visible(1)) return;
+  const auto folder = test::scratch_folder("graphs");
+  // Dropout draws, several micro-batches whose number grows, evaluation and a save between replays, every result that
+  // the host reads. The capture happens in step 3 and again when the number of micro-batches changes.
+  const std::string base =
+      "--mock-data --tokenizer-type NullTokenizer --vocab-size 512 --num-layers 3 --hidden-size 128 --ffn-hidden-size "
+      "256 --num-attention-heads 4 --group-query-attention --num-query-groups 2 --swiglu --position-embedding-type "
+      "rope "
+      "--seq-length 128 --max-position-embeddings 128 --micro-batch-size 2 --train-samples 96 --eval-iters 2 "
+      "--eval-interval 5 --lr 1e-3 --min-lr 1e-4 --lr-decay-samples 96 --lr-warmup-samples 8 --weight-decay 0.1 --bf16 "
+      "--num-workers 0 --log-interval 1 --log-params-norm --log-num-zeros-in-grad --deterministic-mode "
+      "--cuda-graph-warmup-steps 2 ";
+  struct Case {
+    std::string name, flags;
+    int gpus;
+  };
+  const std::vector<Case> cases{
+      {"one", "--attention-dropout 0 --hidden-dropout 0.1 --rampup-batch-size 4 4 40 --global-batch-size 12", 1},
+      {"all-dropouts", "--attention-dropout 0.1 --hidden-dropout 0.1 --global-batch-size 4", 1},
+      {"per-token",
+       "--attention-dropout 0 --hidden-dropout 0 --calculate-per-token-loss --recompute-granularity full "
+       "--recompute-method uniform --recompute-num-layers 1 --global-batch-size 8",
+       1},
+      {"gtp", "--attention-dropout 0 --hidden-dropout 0.1 --global-batch-size 12 --tensor-parallel-num-weight-shards 2",
+       2},
+      {"dp", "--attention-dropout 0 --hidden-dropout 0 --overlap-grad-reduce --global-batch-size 12", 2},
+  };
+  for (const Case& c : cases) {
+    if (!gpus_visible(c.gpus)) continue;
+    INFO(c.name << ": " << c.flags);
+    std::vector<std::vector<json>> runs;
+    std::vector<std::string> lines;
+    for (const std::string graph : {"none", "full_iteration"}) {
+      const auto name = c.name + "-" + graph;
+      const auto ranks = test::run_ranks(
+          c.gpus,
+          test::program(base + c.flags + " --save " + (folder / name).string() + " --save-interval 6" +
+                        " --cuda-graph-impl " + graph + " --metrics-file " + (folder / (name + ".jsonl")).string()),
+          {}, 120s);
+      INFO(test::describe(ranks));
+      for (const test::Ended& rank : ranks) REQUIRE(rank.exit_code == 0);
+      runs.push_back(test::read_steps(folder / (name + ".jsonl")));
+    }
+    REQUIRE(runs[0].size() >= 8);
+    REQUIRE(runs[0].size() == runs[1].size());
+    for (std::size_t i = 0; i < runs[0].size(); ++i) {
+      INFO("step " << i + 1 << ": " << runs[0][i].dump() << " and " << runs[1][i].dump());
+      for (const char* value :
+           {"lm_loss", "grad_norm", "params_norm", "num_zeros", "learning_rate", "consumed_samples"})
+        CHECK(runs[0][i].value(value, json()) == runs[1][i].value(value, json()));
+    }
+  }
+}
+
+TEST_CASE("on a GPU that runs ahead a NaN still stops before any weight changes, and names a parameter",
+          "[gpu][dist]") {
+  if (!gpus_visible(1)) return;
+  const std::string flags = std::string(test::kSeedFlags) +
+                            " --tensor-parallel-num-weight-shards 1 --lr 1e38 --min-lr 1e38 --lr-warmup-iters 0 "
+                            "--train-iters 20 --lr-decay-iters 20 ";
+  for (const std::string more : {"", "--cuda-graph-impl full_iteration --cuda-graph-warmup-steps 1"}) {
+    const auto ranks = test::run_ranks(1, test::program(flags + more), {}, 60s);
+    INFO(test::describe(ranks));
+    CHECK(ranks[0].exit_code == 5);
+    CHECK(contains(ranks[0].output, "no weights were changed"));
+  }
+}
+
+TEST_CASE("GTP on two GPUs gives the same bits by copy engine as by NCCL", "[gpu][nccl][dist]") {
+  if (!gpus_visible(2)) return;
+  const auto folder = test::scratch_folder("copy_engine");
+  // Three micro-batches, so that gradients are replaced once and added to twice, and rows that need padding.
+  const std::string base =
+      "--mock-data --tokenizer-type NullTokenizer --vocab-size 512 --num-layers 4 --hidden-size 104 --ffn-hidden-size "
+      "200 --num-attention-heads 4 --kv-channels 32 --seq-length 128 --max-position-embeddings 128 "
+      "--micro-batch-size 2 --global-batch-size 12 --train-iters 10 --eval-iters 0 --lr 1e-3 --lr-warmup-iters 2 "
+      "--weight-decay 0.1 --attention-dropout 0 --hidden-dropout 0 --num-workers 0 --deterministic-mode "
+      "--log-params-norm --tensor-parallel-num-weight-shards 2 ";
+  for (const std::string more : {"--bf16 ", "--bf16 --grad-reduce-in-bf16 ", ""}) {
+    INFO(more);
+    std::vector<std::vector<json>> runs;
+    for (const std::string transport : {"nccl", "copy-engine"}) {
+      const auto metrics = folder / (transport + std::to_string(more.size()));
+      const auto ranks = test::run_ranks(
+          2, test::program(base + more + "--gtp-transport " + transport + " --metrics-file " + metrics.string()), {},
+          120s);
+      INFO(test::describe(ranks));
+      for (const test::Ended& rank : ranks) REQUIRE(rank.exit_code == 0);
+      runs.push_back(test::read_steps(metrics));
+      REQUIRE(runs.back().size() == 10);
+    }
+    for (std::size_t i = 0; i < 10; ++i) {
+      INFO("step " << i + 1);
+      for (const char* value : {"lm_loss", "grad_norm", "params_norm"}) CHECK(runs[0][i][value] == runs[1][i][value]);
+    }
+  }
+}
+
+TEST_CASE("matrix product algorithms chosen by one run are those of the next, on every rank", "[gpu][dist]") {
+  if (!gpus_visible(1)) return;
+  const auto folder = test::scratch_folder("gpu_algorithms");
+  const std::string file = (folder / "algorithms.json").string();
+  const auto read_file = [&] {
+    std::ifstream stream(file);
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+  };
+  const auto run = [&](const std::string& name, const std::string& more) {
+    const auto ranks = test::run_ranks(
+        2,
+        test::program(std::string(test::kSeedFlags) + " --distributed-backend gloo --eval-iters 1 --gemm-algorithms " +
+                      file + " --metrics-file " + (folder / name).string() + more),
+        {}, 120s);
+    INFO(test::describe(ranks));
+    for (const test::Ended& rank : ranks) REQUIRE(rank.exit_code == 0);
+    return ranks[0].output;
+  };
+  CHECK(contains(run("first", ""), "> matrix products: cuBLASLt, 0 algorithms from " + file));
+  const std::string chosen = read_file();
+  const json object = json::parse(chosen);
+  // Forward, input gradient and weight gradient of four sizes: proj and output have the same.
+  CHECK(object["products"].size() >= 12);
+  test::check_published(test::read_steps(folder / "first"), {5e-5, 6e-4});
+  CHECK(contains(run("second", ""),
+                 "cuBLASLt, " + std::to_string(object["products"].size()) + " algorithms from " + file));
+  CHECK(read_file() == chosen);
+  const auto first = test::read_steps(folder / "first"), second = test::read_steps(folder / "second");
+  REQUIRE(first.size() == 3);
+  REQUIRE(second.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(first[i]["lm_loss"] == second[i]["lm_loss"]);
+    CHECK(first[i]["grad_norm"] == second[i]["grad_norm"]);
+  }
+  // Another library's file stops every rank, and one of them says why.
+  const std::string version = "\"cublaslt_version\": ";
+  std::ofstream(file) << std::string(chosen).replace(chosen.find(version), version.size(), version + "9");
+  const auto refused = test::run_ranks(
+      2, test::program(std::string(test::kSeedFlags) + " --distributed-backend gloo --gemm-algorithms " + file), {},
+      120s);
+  INFO(test::describe(refused));
+  for (const test::Ended& rank : refused) CHECK(rank.exit_code == 2);
+  CHECK(contains(refused[0].output, "--gemm-algorithms " + file + ": it holds choices for "));
+  CHECK(contains(refused[0].output, "delete it, or name another file"));
+}
+
 TEST_CASE("a killed or stopped GPU rank ends the other inside the deadline, naming group and operation",
           "[gpu][nccl]") {
   if (!gpus_visible(2)) return;

@@ -10,7 +10,9 @@ those of a long run. A short run more notes every kernel and shows where the tim
 writes results.md, results.json and the logs into the output folder.
 
 With --gpus above 1 every entry of --runs is MODEL:LAYOUT[:MICRO-BATCH], where LAYOUT is dp (data parallel), gtpK (GTP
-over K ranks, data parallel over the rest) or gtpK-noprefetch; the default list is that of docs/benchmarks.md.
+over K ranks, data parallel over the rest), with variants behind it: -noprefetch, -copy (--gtp-transport copy-engine),
+-bf16 (gradients scattered in bf16), -tuned (--gemm-algorithms), -graph (--cuda-graph-impl full_iteration). The default
+list is that of docs/benchmarks.md. On one GPU --variants names them.
 """
 
 import argparse
@@ -45,6 +47,7 @@ RUNS_ON_SEVERAL_GPUS = (
 # FSDP2 holds 16 bytes a parameter before activations; above this on one GPU it cannot run.
 PEER_STATE_LIMIT = 100e9
 FASTEST = 600e12  # FLOP/s
+ALGORITHMS = "{scratch}/algorithms.json"  # chosen in the warm-up of the first run that asks for them
 TRACED_STEPS = 5
 
 
@@ -53,15 +56,24 @@ def say(text):
 
 
 class Layout:
-    """How ranks share a run: dp, gtpK or gtpK-noprefetch."""
+    """How ranks share a run: one, dp or gtpK, and variants: "gtp2-copy-tuned"."""
+
+    VARIANTS = {
+        "noprefetch": ["--no-gtp-prefetch"],
+        "copy": ["--gtp-transport", "copy-engine"],
+        "nccl": ["--gtp-transport", "nccl"],
+        "bf16": ["--no-gradient-accumulation-fusion"],
+        "tuned": ["--gemm-algorithms", ALGORITHMS],
+        "graph": ["--cuda-graph-impl", "full_iteration"],
+    }
 
     def __init__(self, text, gpus):
-        match = re.fullmatch(r"dp|gtp(\d+)(-noprefetch)?", text)
-        if not match:
-            raise SystemExit(f"error: layout {text}: give dp, gtpK or gtpK-noprefetch")
+        layout, *self.variants = text.split("-")
+        match = re.fullmatch(r"one|dp|gtp(\d+)", layout)
+        if not match or not set(self.variants) <= set(self.VARIANTS):
+            raise SystemExit(f"error: layout {text}: give dp or gtpK, with any of -{', -'.join(self.VARIANTS)}")
         self.text, self.gpus = text, gpus
         self.gtp = int(match.group(1) or 1)
-        self.prefetch = match.group(2) is None
         if gpus % self.gtp:
             raise SystemExit(f"error: layout {text}: {gpus} GPUs are no multiple of {self.gtp}")
 
@@ -69,9 +81,9 @@ class Layout:
         options = []
         if self.gtp > 1:
             options += ["--tensor-parallel-num-weight-shards", str(self.gtp)]
-        if not self.prefetch:
-            options += ["--no-gtp-prefetch"]
-        if self.gpus > self.gtp:
+        for variant in self.variants:
+            options += self.VARIANTS[variant]
+        if self.gpus > self.gtp:  # data parallel over the rest
             options += ["--overlap-grad-reduce"]
         return options
 
@@ -190,12 +202,15 @@ class Bench:
         options += ["--train-iters", str(steps), "--eval-iters", "0", "--log-interval", "1", "--no-log-progress-line"]
         options += ["--metrics-file", str(metrics), "--data-path", str(prefix), "--split", "1,0,0"]
         options += ["--data-cache-path", str(self.scratch / "cache"), *(layout.options() if layout else [])]
+        options = [option.replace("{scratch}", str(self.scratch)) for option in options]
         return program, options + shlex.split(self.arguments.options)
 
     def ours(self, model, kind, gpus=1, layout=None):
         name = f"pretrain_gpt, {kind} tokens"
         tag = f"{model.name} ours {kind} {gpus}"
-        if layout is not None:
+        if layout is not None and gpus == 1:
+            name, tag = f"pretrain_gpt, {', '.join(layout.variants)}", f"{model.name} ours {layout.text}"
+        elif layout is not None:
             name, tag = f"pretrain_gpt {layout.text}", f"{model.name} ours {layout.text} {model.micro_batch}"
         metrics = self.scratch / (tag.replace(" ", "-") + ".jsonl")
         steps = self.warm_up_steps(model) + self.arguments.steps
@@ -211,7 +226,7 @@ class Bench:
             self.failed = True
         more = {"tokens": kind, "layout": layout.text if layout else "one GPU", "gtp": layout.gtp if layout else 1}
         result = self.add(name, "ours", model, gpus, measured, error, **more)
-        if text is not None and kind == "uniform" and "phases" not in self.arguments.skip:
+        if text is not None and kind == "uniform" and (layout is None or gpus > 1) and "phases" not in self.arguments.skip:
             self.trace(result, tag, model, gpus, layout)
         return result
 
@@ -280,6 +295,8 @@ class Bench:
             if "floor" not in skip:
                 self.reference("floor", model)
             self.ours(model, "uniform")
+            for variant in self.arguments.variants:
+                self.ours(model, "uniform", layout=Layout("one-" + variant, 1))
             if "zipf" not in skip:
                 self.ours(model, "zipf")
             if "sketch" not in skip and model.gated and not model.tied:
@@ -314,6 +331,7 @@ def parse():
     add = parser.add_argument
     add("--program", help="pretrain_gpt to measure; default: the newest under build/")
     add("--models", default="llama-1.3b", help="recipes, separated by commas (one GPU)")
+    add("--variants", default="tuned,tuned-graph", help="more runs of each recipe on one GPU, separated by commas")
     add("--gpus", type=int, default=1)
     add("--runs", default="", help="MODEL:LAYOUT[:MICRO-BATCH], separated by commas (several GPUs)")
     add("--micro-batch-size", type=int, default=0, help="instead of the recipe's (one GPU)")
@@ -327,6 +345,7 @@ def parse():
     add("--output", default="bench-results", help="folder for results.md, results.json and logs")
     arguments = parser.parse_args()
     arguments.models = [name for name in arguments.models.split(",") if name]
+    arguments.variants = [name for name in arguments.variants.split(",") if name]
     arguments.skip = {part for part in arguments.skip.split(",") if part}
     unknown = arguments.skip - set(PARTS)
     if unknown:

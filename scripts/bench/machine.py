@@ -39,13 +39,16 @@ def facts():
 
 
 class Sampler:
-    """Reads power, SM clock and used memory of all GPUs five times a second, in a thread, until closed."""
+    """Reads power, SM clock and used memory of the visible GPUs five times a second, in a thread, until closed."""
 
     QUERY = "index,power.draw,clocks.sm,memory.used"
 
     def __init__(self):
         self.samples = []  # (time, gpu, watts, MHz, MiB)
         command = ["nvidia-smi", f"--query-gpu={self.QUERY}", "--format=csv,noheader,nounits", "-lms", "200"]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        if re.fullmatch(r"\d+(,\d+)*", visible):
+            command.append(f"--id={visible}")
         try:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         except OSError:

@@ -11,7 +11,7 @@ import subprocess
 
 # First match wins. Names are mangled; kernels of this project carry the name of their source file (norm_cu).
 PHASES = (
-    ("communication", r"nccl|copy between GPUs"),
+    ("communication", r"nccl|copy between GPUs|copy_engine_cu"),
     ("attention", r"cudnn|fmha|flash"),
     ("optimizer", r"optimizer_cu"),
     ("gradient norm", r"flat_reduce_cu"),

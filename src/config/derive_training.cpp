@@ -186,10 +186,18 @@ void derive_run_length(Derivation& d) {
   t.seed = d.positive("seed");
   t.data_parallel_random_init = v.flag("data_parallel_random_init");
   t.kernels = v.text("kernels") == "fast" ? KernelSet::kFast : KernelSet::kReference;
+  t.gemm_algorithms = v.text("gemm_algorithms");
+  PGPT_CHECK(ConfigError, t.gemm_algorithms.empty() || t.params_dtype != Dtype::kFloat32, "--gemm-algorithms ",
+             t.gemm_algorithms, " is for 16-bit matrices; add --bf16 or --fp16, or remove it");
+  PGPT_CHECK(ConfigError, t.gemm_algorithms.empty() || t.kernels == KernelSet::kFast, "--gemm-algorithms ",
+             t.gemm_algorithms, " replaces libtorch's products, --kernels reference asks for them; remove one");
   const std::string graphs = v.text("cuda_graph_impl");
   const std::vector<std::string> scope = v.texts("cuda_graph_scope");
   const bool whole = std::find(scope.begin(), scope.end(), "full_iteration") != scope.end();
   t.cuda_graph = graphs == "full_iteration" || (graphs == "local" && whole);
+  t.cuda_graph_warmup_steps = v.integer("cuda_graph_warmup_steps");
+  PGPT_CHECK(ConfigError, t.cuda_graph_warmup_steps >= 1, "--cuda-graph-warmup-steps ", t.cuda_graph_warmup_steps,
+             ": libraries and communicators set themselves up in steps before the capture; give 1 or more");
   if (graphs == "local" && !whole) {
     d.notice("WARNING: --cuda-graph-impl local has no effect here without --cuda-graph-scope full_iteration");
   } else if (!scope.empty() && !t.cuda_graph) {

@@ -109,20 +109,30 @@ LayerBytes layer_bytes(const Sizes& z, bool experts) {
           norm + (recomputes(z.c.training, "mlp") && !experts ? 0 : mlp_bytes(z, experts))};
 }
 
-/// A whole weight gradient on its way to the main gradient: under GTP with the part that comes back, else only when it
-/// is not accumulated inside the matrix product.
+/// Bytes of an element of a weight gradient on its way to the main gradient.
+double gradient_element(const Config& config, bool transformer_engine_module) {
+  const TrainingConfig& t = config.training;
+  const double element = t.params_dtype == Dtype::kFloat32 ? 4 : 2;
+  const bool fuse = t.gradient_accumulation_fusion && (config.parallel.gtp == 1 || transformer_engine_module);
+  return fuse && !t.grad_reduce_in_bf16 ? 4 : element;
+}
+
+std::int64_t microbatches(const Config& config) {
+  return std::max<std::int64_t>(
+      1, config.training.global_batch_size / (config.training.micro_batch_size * config.parallel.data_ranks()));
+}
+
+/// What a weight gradient needs beside main gradient and staging buffer: a product that is added afterwards, or under
+/// GTP the part that comes back before it is added.
 double gradient_in_flight(const Sizes& z, const Matrix& m, bool transformer_engine_module) {
   const TrainingConfig& t = z.c.training;
   const double peers = static_cast<double>(z.c.parallel.gtp);
   const double main = t.grad_reduce_in_bf16 ? z.element : 4;
-  const bool fuse = t.gradient_accumulation_fusion;
-  const double whole = static_cast<double>(m.rows) * static_cast<double>(m.columns);
-  if (peers == 1) return fuse && main == 4 ? 0 : whole * (fuse ? main : z.element);
-  const double type = fuse && transformer_engine_module ? main : z.element;
+  const double type = gradient_element(z.c, transformer_engine_module);
+  if (peers == 1) return type == 4 && main == 4 ? 0 : static_cast<double>(m.rows * m.columns) * type;
   const double shard = static_cast<double>(shard_rows(m.rows, z.c.parallel.gtp) * m.columns);
-  const double copy = shard * peers == whole ? 0 : shard * peers;  // with padding rows
-  const bool parts = z.c.parallel.gtp_fp32_accumulation && peers > 2 && type < 4;
-  return type * (whole + copy + (parts ? shard * peers : shard));
+  if (z.c.parallel.gtp_fp32_accumulation && peers > 2 && type < 4) return type * shard * peers;
+  return type == main && microbatches(z.c) == 1 ? 0 : type * shard;
 }
 
 struct ChainMatrices {
@@ -145,10 +155,7 @@ double in_flight(const Config& config, std::int64_t stage) {
   if (p.pipeline == 1) return 1;
   const auto stages = static_cast<double>(p.pipeline);
   if (p.virtual_pipeline > 0) return stages * (1 + (stages - 1) / (stages * static_cast<double>(p.virtual_pipeline)));
-  const double microbatches =
-      std::max(1.0, std::floor(static_cast<double>(config.training.global_batch_size) /
-                               static_cast<double>(config.training.micro_batch_size * p.data_ranks())));
-  return std::min(microbatches, stages - static_cast<double>(stage));
+  return std::min(static_cast<double>(microbatches(config)), stages - static_cast<double>(stage));
 }
 
 /// How full recompute divides the layers.
@@ -223,7 +230,8 @@ std::vector<MemoryMoment> memory_moments(const Config& config, const StagePlace&
                            gradient_in_flight(z, chain.fc2, true) + gradient_in_flight(z, chain.fc1, true)});
   }
   if (place.first) {
-    const double table = config.parallel.gtp > 1 ? gradient_in_flight(z, chain.vocabulary, false) : 0;
+    const double whole_table = static_cast<double>(chain.vocabulary.rows * chain.vocabulary.columns) * z.element;
+    const double table = config.parallel.gtp > 1 ? whole_table + gradient_in_flight(z, chain.vocabulary, false) : 0;
     moments.push_back({"backward of the embedding", (of_microbatches - 1) * kept / of_microbatches + z.batch, 0,
                        head + gradient + branch + table});
   }
@@ -240,20 +248,30 @@ double buffer_bytes(const Config& config, const StagePlace& place) {
   }
   if (config.parallel.gtp == 1) return bytes;
   // Two gather buffers, taken in turns along the chain, each as large as its largest weight; recompute has its own
-  // pair.
+  // pair; and two buffers for whole gradients.
   const ChainMatrices chain = matrices(config);
-  std::vector<Matrix> uses;
-  if (place.first) uses.push_back(chain.vocabulary);
+  struct Use {
+    Matrix matrix;
+    double gradient;  // bytes an element
+  };
+  const bool fused_modules = m.transformer_impl == TransformerImpl::kTransformerEngine;
+  const double inner = gradient_element(config, fused_modules);
+  const double outer = gradient_element(config, false);
+  std::vector<Use> uses;
+  if (place.first) uses.push_back({chain.vocabulary, outer});
   for (std::int64_t i = 0; i < place.layers; ++i)
-    uses.insert(uses.end(), {chain.qkv, chain.proj, chain.fc1, chain.fc2});
-  if (place.last) uses.push_back(chain.vocabulary);
+    uses.insert(uses.end(), {{chain.qkv, inner}, {chain.proj, inner}, {chain.fc1, inner}, {chain.fc2, inner}});
+  if (place.last) uses.push_back({chain.vocabulary, outer});
   double largest[2] = {0, 0};
+  double largest_gradient[2] = {0, 0};
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    const std::int64_t rows = shard_rows(uses[i].rows, config.parallel.gtp) * config.parallel.gtp;
-    largest[i % 2] = std::max(largest[i % 2], static_cast<double>(rows) * static_cast<double>(uses[i].columns));
+    const std::int64_t rows = shard_rows(uses[i].matrix.rows, config.parallel.gtp) * config.parallel.gtp;
+    const double elements = static_cast<double>(rows) * static_cast<double>(uses[i].matrix.columns);
+    largest[i % 2] = std::max(largest[i % 2], elements);
+    largest_gradient[i % 2] = std::max(largest_gradient[i % 2], elements * uses[i].gradient);
   }
   const bool again = config.training.recompute == RecomputeGranularity::kFull || recomputes(config.training, "mlp");
-  return bytes + (largest[0] + largest[1]) * element * (again ? 2 : 1);
+  return bytes + (largest[0] + largest[1]) * element * (again ? 2 : 1) + largest_gradient[0] + largest_gradient[1];
 }
 
 }  // namespace pgpt::config

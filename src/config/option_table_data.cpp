@@ -24,7 +24,7 @@ Rows data_rows() {
           .no_effect("counts come from the .idx files"),
       text("--data-cache-path", kNone, "Folder for index files."),
       off_pair("--no-mmap-bin-files", "Read .bin files instead of mapping them."),
-      integer("--seq-length", kNone, "Tokens of a sample; required."),
+      integer("--seq-length", kNone, "Tokens of a sample; required.").taken(Taken::kIfUnset),
       integer("--encoder-seq-length", kNone, "Older name of --seq-length; give only one of them."),
       integer("--decoder-seq-length", kNone, "Encoder-decoder models.").refused("use --seq-length"),
       integer("--num-workers", "2", "Loader threads; 0 = none."),
@@ -56,8 +56,9 @@ Rows data_rows() {
           "HuggingFaceTokenizer|Llama2Tokenizer|TikTokenizer|NullTokenizer|MultimodalTokenizer|NullMultimodalTokenizer|"
           "SFTTokenizer",
           "Tokenizer of the data; gives vocabulary size, end-of-document and pad ids. Default GPT2BPETokenizer.")
+          .taken(Taken::kAlways)
           .refuse("MultimodalTokenizer|NullMultimodalTokenizer|SFTTokenizer", "only text pretraining data are read"),
-      text("--tokenizer-model", kNone, "File or folder of the tokenizer."),
+      text("--tokenizer-model", kNone, "File or folder of the tokenizer.").taken(Taken::kWithTokenizer),
       text("--vocab-file", kNone, "vocab.json of GPT-2 BPE."),
       text("--merge-file", kNone, "merges.txt of GPT-2 BPE."),
       integer("--vocab-extra-ids", "0", "Additional sentinel tokens."),
@@ -66,7 +67,9 @@ Rows data_rows() {
           .list()
           .refused("give the final size with --vocab-size"),
       text("--chat-template", kNone, "Chat format.").no_effect(kText),
-      choice("--tiktoken-pattern", kNone, "v1|v2", "Pattern of TikTokenizer.").no_effect(kText),
+      choice("--tiktoken-pattern", kNone, "v1|v2", "Pattern of TikTokenizer.")
+          .taken(Taken::kWithTokenizer)
+          .no_effect(kText),
       integer("--tiktoken-num-special-tokens", "1000", "Special tokens of TikTokenizer."),
       on("--tokenizer-sentencepiece-legacy", "SentencePiece detail.").no_effect(kText),
       off("--no-tokenizer-sentencepiece-ignore-extra-whitespaces", "SentencePiece detail.").no_effect(kText),

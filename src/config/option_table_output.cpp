@@ -140,6 +140,10 @@ Rows own_rows() {
       integer("--world-size", kNone, "Number of ranks that --dry-run assumes.").own().action(),
       off("--no-gtp-prefetch", "Gather each weight only when it is needed.").own(),
       off("--no-gtp-async-reduce-scatter", "Wait for each gradient's reduce-scatter at once.").own(),
+      choice("--gtp-transport", "nccl", "nccl|copy-engine",
+             "Who moves GTP's weights and gradients: NCCL's kernels, or copies between the GPUs of one node that leave "
+             "the multiprocessors to the computation.")
+          .own(),
       choice("--weight-init", "megatron", "megatron|layout-invariant",
              "megatron: GTP shards draw their own values; layout-invariant: the same weights for every layout.")
           .own(),
@@ -149,6 +153,9 @@ Rows own_rows() {
              "What a line's loss covers: since the last line, or as the reference (its second line is a mean of two).")
           .own(),
       choice("--kernels", "fast", "fast|reference", "GPU kernels of this program, or operation by operation.").own(),
+      text("--gemm-algorithms", kNone,
+           "File of tuned cuBLASLt algorithms for matrix products on GPUs; shapes it lacks are timed and added.")
+          .own(),
       text("--metrics-file", kNone, "File for one JSON object a step.").own(),
       on("--log-progress-line", "Print time left and tokens/s; default only on a terminal.").default_none().own(),
       off("--no-log-progress-line", "Never print that line.").default_none().own(),

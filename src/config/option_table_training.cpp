@@ -131,7 +131,7 @@ Rows training_rows() {
       on("--distribute-saved-activations", "Spread saved activations over tensor parallel ranks.")
           .no_effect("every rank keeps its own activations"),
       off("--no-masked-softmax-fusion", "Unfused softmax rounding of the local attention."),
-      off("--no-bias-gelu-fusion", "Bias and GELU round separately; GELU takes its erf form."),
+      off("--no-bias-gelu-fusion", "Bias and GELU round separately; GELU takes its erf form.").imported(),
       off("--no-bias-swiglu-fusion", "SwiGLU rounds between its steps."),
       off("--no-bias-dropout-fusion", "Bias and residual round separately."),
       off("--no-rope-fusion", "Rotary products round to the parameter type.").to("apply_rope_fusion"),
@@ -140,11 +140,12 @@ Rows training_rows() {
       on("--cross-entropy-loss-fusion", "Fused cross entropy rounding."),
       choice("--cross-entropy-fusion-impl", "native", "native|te", "Which fused cross entropy.")
           .refuse("te", "use native"),
-      choice("--cuda-graph-impl", "none", "none|local|transformer_engine|full_iteration", "CUDA graphs.")
+      choice("--cuda-graph-impl", "none", "none|local|transformer_engine|full_iteration",
+             "full_iteration: each training step is one CUDA graph.")
           .choice_no_effect("transformer_engine", kGraphs),
       text("--cuda-graph-scope", kNone, "What is captured; full_iteration with --cuda-graph-impl local.").list(),
       text("--cuda-graph-modules", kNone, "What is captured.").list().no_effect(kGraphs),
-      integer("--cuda-graph-warmup-steps", "3", "Steps before capture.").no_effect(kGraphs),
+      integer("--cuda-graph-warmup-steps", "3", "Steps of this process before the capture."),
       on("--enable-cuda-graph", "Older switch for layer graphs.").no_effect(kGraphs),
       on("--external-cuda-graph", "Older switch for layer graphs.").no_effect(kGraphs),
       integer("--cpu-offloading-num-layers", "0", "Layers whose activations go to the host.")
@@ -201,7 +202,8 @@ Rows precision_rows() {
       on("--grad-reduce-in-bf16", "Gradient buffer in the parameter type."),
       on("--fp32-residual-connection", "Residual stream in float32."),
       on("--attention-softmax-in-fp32", "Softmax of the local attention in float32."),
-      on("--apply-query-key-layer-scaling", "Scale scores by the layer number; also float32 softmax."),
+      on("--apply-query-key-layer-scaling", "Scale scores by the layer number; also float32 softmax.")
+          .taken(Taken::kAlways),
       on("--fp16-lm-cross-entropy", "Cross entropy in float16.").refused("the loss is always computed in float32"),
       choice("--output-logit-dtype", kNone, "bf16|fp32", "Type of the logits; only the parameter type for now."),
       on("--disable-bf16-reduced-precision-matmul", "Full-precision sums inside bfloat16 matrix products."),

@@ -143,6 +143,7 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, cons
   }
   check_runnable(command.config);
   resolve_backend(command.config, context.machine);
+  check_devices(command.config, context.machine);
   return command;
 }
 

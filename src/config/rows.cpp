@@ -90,6 +90,22 @@ Row&& Row::refuse(std::string_view choices, std::string_view what_to_do) && {
 Row&& Row::choice_no_effect(std::string_view choices, std::string_view why) && {
   return mark(choices, Status::kNoEffect, why);
 }
+Row&& Row::model_size() && {
+  option_.architecture = true;
+  return std::move(*this).imported().taken(Taken::kIfUnset);
+}
+Row&& Row::model_kind() && {
+  option_.architecture = true;
+  return std::move(*this).imported().taken(Taken::kAlways);
+}
+Row&& Row::imported() && {
+  option_.imported = true;
+  return std::move(*this);
+}
+Row&& Row::taken(Taken when) && {
+  option_.taken = when;
+  return std::move(*this);
+}
 Row&& Row::own() && {
   option_.own = true;
   return std::move(*this);

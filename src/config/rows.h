@@ -26,6 +26,10 @@ class Row {
   Row&& refused(std::string_view what_to_do) &&;
   Row&& refuse(std::string_view choices, std::string_view what_to_do) &&;  ///< choices separated by '|'
   Row&& choice_no_effect(std::string_view choices, std::string_view why) &&;
+  Row&& model_size() &&;  ///< belongs to the architecture; from a checkpoint where it is unset
+  Row&& model_kind() &&;  ///< belongs to the architecture; from a checkpoint always
+  Row&& imported() &&;
+  Row&& taken(Taken when) &&;
   Row&& own() &&;
   Row&& action() &&;
   Row&& hidden() &&;

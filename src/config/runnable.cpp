@@ -33,7 +33,19 @@ void check_runnable(const Config& config) {
   const CheckpointConfig& c = config.checkpoint;
   PGPT_CHECK(ConfigError, !c.use_checkpoint_parallel_args, "--use-mp-args-from-checkpoint-args", kLater,
              "Give the parallel sizes; checkpoints load into any");
-  PGPT_CHECK(ConfigError, !config.training.cuda_graph, "--cuda-graph-impl full_iteration", kLater, "Remove it");
+  PGPT_CHECK(
+      ConfigError, !config.training.cuda_graph || p.gtp == 1 || p.gtp_transport == GtpTransport::kNccl,
+      "--gtp-transport copy-engine cannot be part of a CUDA graph (--cuda-graph-impl); use --gtp-transport nccl");
+  const TrainingConfig& t = config.training;
+  if (t.cuda_graph) {
+    constexpr auto kGraph = "--cuda-graph-impl full_iteration captures a step that the host cannot look into; ";
+    PGPT_CHECK(ConfigError, t.params_dtype != Dtype::kFloat16 && !t.loss_scale, kGraph,
+               "--fp16 and --loss-scale decide about overflows on the host: use --bf16");
+    PGPT_CHECK(ConfigError, config.logging.evidence_dir.empty(), kGraph, "remove --evidence-dir ",
+               config.logging.evidence_dir, " or the graph");
+    PGPT_CHECK(ConfigError, config.logging.timing_level == 0, kGraph, "--timing-log-level ",
+               config.logging.timing_level, " would have nothing to time: use 0");
+  }
 }
 
 void resolve_backend(Config& config, const MachineFacts& machine) {
@@ -61,6 +73,19 @@ void resolve_backend(Config& config, const MachineFacts& machine) {
   for (auto& [argument, value] : config.arguments) {
     if (argument == "distributed_backend") value = name;
   }
+}
+
+void check_devices(const Config& config, const MachineFacts& machine) {
+  const ParallelConfig& p = config.parallel;
+  PGPT_CHECK(ConfigError, p.backend == Backend::kNccl || p.gtp == 1 || p.gtp_transport == GtpTransport::kNccl,
+             "--gtp-transport copy-engine needs --distributed-backend nccl and a GPU for each rank, but the backend is "
+             "gloo; use --gtp-transport nccl");
+  if (!config.training.cuda_graph) return;
+  PGPT_CHECK(ConfigError, machine.built_with_cuda && machine.visible_gpus > 0,
+             "--cuda-graph-impl full_iteration needs a GPU, and none is visible (or this program was built without "
+             "CUDA); remove it");
+  PGPT_CHECK(ConfigError, p.world_size == 1 || p.backend == Backend::kNccl,
+             "--cuda-graph-impl full_iteration needs --distributed-backend nccl: gloo works on the host");
 }
 
 }  // namespace pgpt::config

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "pgpt/base/error.h"
 
@@ -44,8 +45,7 @@ struct WeightChain::Gather {
 
 struct WeightChain::Scatter {
   comm::Pending pending;
-  at::Tensor shard;  // reduced part, or with fp32 accumulation all peers' parts [peers, shard elements]
-  bool sum_parts = false;
+  at::Tensor parts;  // with fp32 accumulation: all peers' parts [peers, shard elements]
 };
 
 const at::Tensor& GatheredWeight::get() const {
@@ -75,9 +75,13 @@ WeightChain::WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, 
   for (std::size_t i = 0; i < kNumPasses * uses_.size(); ++i) gathers_.push_back(std::make_unique<Gather>());
   bool recomputes = false;
   std::int64_t largest[2] = {0, 0};
+  std::int64_t largest_gradient[2] = {0, 0};  // bytes
   for (std::size_t i = 0; i < uses_.size(); ++i) {
     recomputes = recomputes || uses_[i].recompute_group >= 0;
-    largest[i % 2] = std::max(largest[i % 2], uses_[i].weight->num_elements() * gather_.size());
+    const std::int64_t elements = uses_[i].weight->num_elements() * gather_.size();
+    largest[i % 2] = std::max(largest[i % 2], elements);
+    largest_gradient[i % 2] = std::max(largest_gradient[i % 2],
+                                       elements * static_cast<std::int64_t>(c10::elementSize(uses_[i].gradient_dtype)));
   }
   const at::TensorOptions tensor_options = uses_.front().weight->weight.options();
   for (std::size_t pass = 0; pass < kNumPasses; ++pass) {
@@ -93,6 +97,10 @@ WeightChain::WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, 
       slots_.push_back(std::move(slot));
     }
   }
+  for (std::size_t parity = 0; parity < 2; ++parity) {
+    staging_[parity] = at::empty({largest_gradient[parity]}, tensor_options.dtype(at::kByte));
+  }
+  scatter_.share({staging_[0], staging_[1]});
 }
 
 WeightChain::~WeightChain() = default;
@@ -164,65 +172,73 @@ void WeightChain::end_pass(Pass pass) const {
               uses_[static_cast<std::size_t>(in_flight)].label, " in flight");
 }
 
-void WeightChain::contribution_added(UseId use) {
-  if (last_in_backward_[use] && on_gradient_ready_) on_gradient_ready_(*uses_[use].weight);
+at::Tensor WeightChain::whole_gradient(UseId use, at::ScalarType dtype) const {
+  const at::Tensor& shard = uses_[use].weight->weight;
+  const std::int64_t rows = shard.size(0) * scatter_.size();
+  const std::int64_t bytes = rows * shard.size(1) * static_cast<std::int64_t>(c10::elementSize(dtype));
+  return staging_[use % 2].narrow(0, 0, bytes).view(dtype).view({rows, shard.size(1)});
 }
 
-void WeightChain::gradient_added(UseId use) {
-  PGPT_ASSERT(!distributed(), "fused accumulation needs the whole main gradient");
-  contribution_added(use);
-}
-
-void WeightChain::add_gradient(UseId use, at::Tensor gradient) {
+WeightChain::GradientTarget WeightChain::gradient_target(UseId use, at::ScalarType dtype) {
   const UseSpec& spec = uses_.at(use);
   parameter::Parameter& weight = *spec.weight;
   if (!distributed()) {
-    weight.main_gradient.add_(gradient);
+    if (weight.main_gradient.scalar_type() == dtype) {
+      written_ = weight.main_gradient;
+      return {written_, 1.0, weight.take_first_contribution()};
+    }
+    written_ = at::empty(weight.main_gradient.sizes(), weight.main_gradient.options().dtype(dtype));
+    return {written_, 1.0, true};
+  }
+  for (std::size_t other = 0; other < uses_.size(); ++other) {
+    // The buffer must be free, and the earlier reduce-scatter of a weight with two uses ends before its next starts.
+    if (scatters_[other] && (other % 2 == use % 2 || uses_[other].weight == spec.weight)) finish_scatter(other);
+  }
+  PGPT_ASSERT(c10::elementSize(dtype) <= c10::elementSize(spec.gradient_dtype), "gradient dtype ", dtype, " of ",
+              spec.label);
+  written_ = whole_gradient(use, dtype);
+  const std::int64_t rows = weight.layout.logical_shape.at(0);
+  if (rows < written_.size(0)) written_.narrow(0, rows, written_.size(0) - rows).zero_();
+  return {written_.narrow(0, 0, rows), options_.mean ? 1.0 / static_cast<double>(scatter_.size()) : 1.0, true};
+}
+
+void WeightChain::gradient_written(UseId use) {
+  const at::Tensor whole = std::exchange(written_, at::Tensor());
+  PGPT_ASSERT(whole.defined(), uses_.at(use).label, ": gradient_written without gradient_target");
+  parameter::Parameter& weight = *uses_[use].weight;
+  if (!distributed()) {
+    if (!whole.is_same(weight.main_gradient)) weight.add_to_main_gradient(whole);
     contribution_added(use);
     return;
-  }
-  // A weight with two uses: its earlier reduce-scatter of this microbatch ends before the next starts.
-  for (std::size_t other = 0; other < uses_.size(); ++other) {
-    if (uses_[other].weight == spec.weight && scatters_[other]) finish_scatter(other);
-  }
-  const std::int64_t peers = scatter_.size();
-  if (options_.mean) gradient.mul_(1.0 / static_cast<double>(peers));
-  const std::int64_t shard_rows = weight.weight.size(0);
-  const std::int64_t columns = weight.weight.size(1);
-  const std::int64_t padding = shard_rows * peers - gradient.size(0);
-  at::Tensor whole = gradient;
-  if (padding > 0) {
-    whole = at::empty({shard_rows * peers, columns}, gradient.options());
-    whole.narrow(0, 0, gradient.size(0)).copy_(gradient);
-    whole.narrow(0, gradient.size(0), padding).zero_();
   }
   auto scatter = std::make_unique<Scatter>();
   // fp32 gradients are already summed in fp32, and two parts have one addition only: the plain collective loses
   // nothing.
-  scatter->sum_parts = options_.fp32_accumulation && peers > 2 && whole.scalar_type() != at::kFloat;
-  if (scatter->sum_parts) {
-    scatter->shard = at::empty({peers, shard_rows * columns}, whole.options());
-    scatter->pending = scatter_.all_to_all(scatter->shard, whole);
+  if (options_.fp32_accumulation && scatter_.size() > 2 && whole.scalar_type() != at::kFloat) {
+    scatter->parts = at::empty({scatter_.size(), weight.num_elements()}, whole.options());
+    scatter->pending = scatter_.all_to_all(scatter->parts, whole);
   } else {
-    scatter->shard = at::empty({shard_rows, columns}, whole.options());
-    scatter->pending = scatter_.reduce_scatter(scatter->shard, whole, comm::ReduceOp::kSum);
+    scatter->pending = scatter_.reduce_scatter_add(weight.main_gradient, whole, weight.take_first_contribution());
   }
   ++counters_.scatters;
   scatters_[use] = std::move(scatter);
-  if (use == 0 || !options_.async_scatter) finish_scatter(use);
-  if (use + 1 < uses_.size() && scatters_[use + 1]) finish_scatter(use + 1);
+  if (!options_.async_scatter) finish_scatter(use);
+  // The chain's first use ends a microbatch: what is ready belongs to it and not to the next one.
+  if (use == 0) finish_gradients();
+}
+
+void WeightChain::contribution_added(UseId use) {
+  if (last_in_backward_[use] && on_gradient_ready_) on_gradient_ready_(*uses_[use].weight);
 }
 
 void WeightChain::finish_scatter(UseId use) {
   const std::unique_ptr<Scatter> scatter = std::move(scatters_[use]);
   scatter->pending.wait();
   parameter::Parameter& weight = *uses_[use].weight;
-  at::Tensor shard = scatter->shard;
-  if (scatter->sum_parts) {
-    const at::ScalarType dtype = shard.scalar_type();
-    shard = shard.to(at::kFloat).sum(0).to(dtype).view(weight.weight.sizes());
+  if (scatter->parts.defined()) {
+    const at::ScalarType dtype = scatter->parts.scalar_type();
+    weight.add_to_main_gradient(scatter->parts.to(at::kFloat).sum(0).to(dtype).view(weight.weight.sizes()));
   }
-  weight.main_gradient.add_(shard);
   contribution_added(use);
 }
 

@@ -97,17 +97,25 @@ void GptModel::build_layers(const config::TrainingConfig& training, parameter::P
   const auto norm = [&](const std::string& prefix) {
     return Norm{&store.find(prefix + "weight"), find_optional(store, prefix + "bias"), norm_options};
   };
-  const auto use = [&](const std::string& module, std::int64_t recompute_group, bool on_demand = false) {
-    uses_.push_back({module, &store.find(module + ".weight"), !on_demand, !on_demand, recompute_group});
+  // Gradients take the main gradient's type, without a rounding in between, where products add to it; under GTP only in
+  // modules that the reference builds with Transformer Engine (spec/model.md 10.3).
+  const parameter::StoreOptions& types = store.options();
+  const bool whole = types.gtp_size == 1;
+  const bool fuse = training.gradient_accumulation_fusion;
+  const auto gradient_dtype = [&](bool fused) { return fused ? types.gradient_dtype : types.weight_dtype; };
+  const auto use = [&](const std::string& module, std::int64_t recompute_group, at::ScalarType gradient,
+                       bool on_demand = false) {
+    uses_.push_back({module, &store.find(module + ".weight"), !on_demand, !on_demand, recompute_group, gradient});
     return uses_.size() - 1;
   };
   const auto linear = [&](const std::string& module, std::int64_t recompute_group) {
-    return Linear{use(module, recompute_group), find_optional(store, module + ".bias"), fused_norms};
+    return Linear{use(module, recompute_group, gradient_dtype(fuse && (whole || fused_norms))),
+                  find_optional(store, module + ".bias")};
   };
 
   word_embeddings_ = &store.find("embedding.word_embeddings.weight");
   position_embeddings_ = find_optional(store, "embedding.position_embeddings.weight");
-  use("embedding.word_embeddings", -1, true);
+  use("embedding.word_embeddings", -1, gradient_dtype(whole && types.gradient_dtype == at::kFloat), true);
   layers_.resize(static_cast<std::size_t>(config_.num_layers));
   for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     for (std::size_t i = chunks_[chunk].begin; i < chunks_[chunk].end; ++i) {
@@ -133,16 +141,16 @@ void GptModel::build_layers(const config::TrainingConfig& training, parameter::P
       // With selective recompute of the MLP only fc1 runs again, so it is a group of its own.
       layer.mlp.fc1 =
           linear(layer.mlp.name + ".linear_fc1", recompute.mlp ? static_cast<std::int64_t>(chunks_.size() + i) : group);
-      layer.mlp.fc2 = linear(layer.mlp.name + ".linear_fc2", group);
+      layer.mlp.fc2 = linear(layer.mlp.name + ".linear_fc2", i + 1 < chunks_[chunk].end ? group : -1);
     }
   }
   PGPT_ASSERT(uses_.size() == 1 + kUsesPerLayer * layers_.size());
   final_norm_ = norm("decoder.final_layernorm.");
   if (config_.untie_embeddings) {
-    output_ = Linear{use("output_layer", -1), nullptr, false};
+    output_ = Linear{use("output_layer", -1, gradient_dtype(fuse && whole)), nullptr};
   } else {
-    uses_.push_back({"output_layer (tied)", word_embeddings_, true, true, -1});
-    output_ = Linear{uses_.size() - 1, nullptr, false};
+    uses_.push_back({"output_layer (tied)", word_embeddings_, true, true, -1, gradient_dtype(fuse && whole)});
+    output_ = Linear{uses_.size() - 1, nullptr};
   }
 }
 
@@ -153,7 +161,8 @@ Tensor GptModel::embed(const StepContext& context, const Batch& batch, Saved& sa
     x = x.add(kernels::embedding_forward(position_embeddings_->weight, batch.position_ids.view({-1})));
   }
   if (context.training && config_.hidden_dropout > 0.0) {
-    saved.embedding_dropout = {config_.hidden_dropout, context.dropout->hidden_seed, context.dropout->hidden_offset++};
+    saved.embedding_dropout = {config_.hidden_dropout, context.dropout->hidden_seed, context.dropout->hidden_offset++,
+                               context.dropout->hidden_base};
     x = kernels::dropout(x, saved.embedding_dropout, context.policy);
   }
   if (config_.fp32_residual_connection) x = x.to(at::kFloat);
@@ -171,28 +180,33 @@ void GptModel::embed_backward(const StepContext& context, const Batch& batch, co
                                                         position_embeddings_->weight.size(0), context.policy));
   }
   const Tensor ids = batch.tokens.view({-1});
-  const bool observed = context.observer != nullptr && context.observer->gradient;
-  if (!context.chain->distributed() && word_embeddings_->main_gradient.scalar_type() == at::kFloat) {
-    if (observed) {
-      context.observer->gradient(
-          word_embeddings_->spec.name,
-          kernels::embedding_gradient(dx, ids, word_embeddings_->layout.logical_shape.at(0), context.policy));
-    }
-    kernels::accumulate_embedding_gradient(word_embeddings_->main_gradient, dx, ids, context.policy);
-    context.chain->gradient_added(kEmbeddingUse);
-    return;
+  const std::int64_t rows = word_embeddings_->layout.logical_shape.at(0);
+  if (context.observer != nullptr && context.observer->gradient) {
+    context.observer->gradient(word_embeddings_->spec.name, kernels::embedding_gradient(dx, ids, rows, context.policy));
   }
-  Tensor table_gradient =
-      kernels::embedding_gradient(dx, ids, word_embeddings_->layout.logical_shape.at(0), context.policy);
-  if (observed) context.observer->gradient(word_embeddings_->spec.name, table_gradient);
-  context.chain->add_gradient(kEmbeddingUse, std::move(table_gradient));
+  const gtp::WeightChain::GradientTarget target =
+      context.chain->gradient_target(kEmbeddingUse, uses_[kEmbeddingUse].gradient_dtype);
+  Tensor table = target.tensor;
+  if (table.scalar_type() == at::kFloat && target.scale == 1.0) {
+    if (target.overwrite) table.zero_();
+    kernels::accumulate_embedding_gradient(table, dx, ids, context.policy);
+  } else {
+    const Tensor part = kernels::embedding_gradient(dx, ids, rows, context.policy).mul_(target.scale);
+    if (target.overwrite) {
+      table.copy_(part);
+    } else {
+      table.add_(part);
+    }
+  }
+  context.chain->gradient_written(kEmbeddingUse);
 }
 
 void GptModel::run_chunk(const StepContext& context, const Chunk& chunk, ResidualStream& stream, const Batch& batch,
                          Pass pass, ChunkSaved& saved) const {
   saved.layers.resize(chunk.end - chunk.begin);
   for (std::size_t i = chunk.begin; i < chunk.end; ++i) {
-    layers_[i].forward(context, stream, batch.tokens.size(0), batch.attention_mask, pass,
+    const bool needs_output = pass == Pass::kForward || i + 1 < chunk.end;
+    layers_[i].forward(context, stream, batch.tokens.size(0), batch.attention_mask, pass, needs_output,
                        saved.layers[i - chunk.begin]);
     // Evaluation, and a chunk that will be recomputed, keep nothing.
     if (!context.training || (chunk.recompute && pass == Pass::kForward)) saved.layers[i - chunk.begin] = {};
@@ -238,8 +252,15 @@ LossSum GptModel::forward_backward(const StepContext& context, const Batch& batc
 
   const Tensor dy = output_.backward(context, saved.dlogits, saved.final_norm.y);
   saved.dlogits.reset();
+  // The norm below which `layers` layers lie takes column sums along where the last of them has a use for them.
+  const at::ScalarType stream_type = saved.final_norm.x.scalar_type();
+  const auto with_column_sums = [&](std::size_t layers) {
+    return layers > 0 && layers_[layers - 1].takes_column_sums(context, stream_type);
+  };
   // The head reads the plain sum of the stream, so there is no skip gradient.
-  Tensor gradient = final_norm_.backward(context, dy, saved.final_norm, {});
+  StreamGradient gradient;
+  gradient.sum = final_norm_.backward(context, dy, saved.final_norm, {},
+                                      with_column_sums(layers_.size()) ? &gradient.column_sums : nullptr);
   saved.final_norm = {};
   for (std::size_t i = chunks_.size(); i-- > 0;) {
     const Chunk& chunk = chunks_[i];
@@ -254,12 +275,14 @@ LossSum GptModel::forward_backward(const StepContext& context, const Batch& batc
       context.chain->end_pass(Pass::kRecompute);
     }
     for (std::size_t layer = chunk.end; layer-- > chunk.begin;) {
-      gradient = layers_[layer].backward(context, gradient, chunk_saved.layers[layer - chunk.begin]);
+      gradient =
+          layers_[layer].backward(context, gradient, with_column_sums(layer), chunk_saved.layers[layer - chunk.begin]);
     }
     chunk_saved = {};
   }
-  context.observe("embedding.gradient", gradient);
-  embed_backward(context, batch, gradient, saved);
+  context.observe("embedding.gradient", gradient.sum);
+  context.reducer->note_backward(gradient.sum);
+  embed_backward(context, batch, gradient.sum, saved);
   context.chain->end_pass(Pass::kBackward);
   return loss;
 }

@@ -20,6 +20,7 @@ kernels::DropoutState next_hidden_dropout(const StepContext& context) {
   state.probability = context.config->hidden_dropout;
   state.seed = context.dropout->hidden_seed;
   state.offset = context.dropout->hidden_offset++;
+  state.base = context.dropout->hidden_base;
   return state;
 }
 
@@ -53,11 +54,11 @@ Tensor Norm::recompute(const StepContext& context, const Saved& saved) const {
                                context.policy);
 }
 
-Tensor Norm::backward(const StepContext& context, const Tensor& dy, const Saved& saved,
-                      const Tensor& skip_gradient) const {
+Tensor Norm::backward(const StepContext& context, const Tensor& dy, const Saved& saved, const Tensor& skip_gradient,
+                      Tensor* column_sums) const {
   const kernels::NormGradients gradients =
       kernels::norm_backward(dy, saved.x, weight->weight, bias != nullptr ? bias->weight : Tensor(), options,
-                             saved.statistics, skip_gradient, context.policy);
+                             saved.statistics, skip_gradient, context.policy, column_sums);
   add_replicated_gradient(context, *weight, gradients.weight);
   if (bias != nullptr) add_replicated_gradient(context, *bias, gradients.bias);
   return gradients.input;
@@ -68,30 +69,22 @@ Tensor Norm::backward(const StepContext& context, const Tensor& dy, const Saved&
 Tensor Linear::forward(const StepContext& context, const Tensor& x, Pass pass, const Tensor& epilogue_bias,
                        bool bias_in_epilogue) const {
   const gtp::GatheredWeight weight = context.chain->read(use, pass);
-  return kernels::linear(x, weight.get(), epilogue_bias, bias_in_epilogue);
+  return kernels::linear(x, weight.get(), epilogue_bias, bias_in_epilogue, context.policy);
 }
 
 Tensor Linear::backward(const StepContext& context, const Tensor& dy, const Tensor& x) const {
   gtp::WeightChain& chain = *context.chain;
   const gtp::GatheredWeight weight = chain.read(use, Pass::kBackward);
-  Tensor dx = kernels::linear_input_gradient(dy, weight.get());
-  parameter::Parameter& parameter = *chain.uses()[use].weight;
-  const at::ScalarType main_dtype = parameter.main_gradient.scalar_type();
-  const bool observed = context.observer != nullptr && context.observer->gradient;
-  if (context.fuse_gradient_accumulation && !chain.distributed() && main_dtype == at::kFloat) {
-    // The sum below never exists as a gradient of its own, so an observer gets one computed beside it and the step's
-    // bits stay the same.
-    if (observed) context.observer->gradient(parameter.spec.name, kernels::linear_weight_gradient(dy, x, main_dtype));
-    kernels::accumulate_weight_gradient(parameter.main_gradient, dy, x);
-    chain.gradient_added(use);
-    return dx;
+  Tensor dx = kernels::linear_input_gradient(dy, weight.get(), context.policy);
+  const gtp::UseSpec& spec = chain.uses()[use];
+  const gtp::WeightChain::GradientTarget target = chain.gradient_target(use, spec.gradient_dtype);
+  if (context.observer != nullptr && context.observer->gradient) {
+    // The target may be a running sum, so an observer gets a gradient computed beside it.
+    context.observer->gradient(spec.weight->spec.name, kernels::linear_weight_gradient(dy, x, spec.gradient_dtype));
   }
-  // Under GTP only modules that the reference builds with Transformer Engine scatter in the main gradient's type
-  // (spec/model.md 10.3).
-  const bool wide = context.fuse_gradient_accumulation && (fused_gradient || !chain.distributed());
-  Tensor gradient = kernels::linear_weight_gradient(dy, x, wide ? main_dtype : parameter.weight.scalar_type());
-  if (observed) context.observer->gradient(parameter.spec.name, gradient);
-  chain.add_gradient(use, std::move(gradient));
+  at::Tensor gradient = target.tensor;
+  kernels::add_weight_gradient(gradient, dy, x, target.scale, target.overwrite, context.policy);
+  chain.gradient_written(use);
   return dx;
 }
 
@@ -125,6 +118,7 @@ kernels::AttentionOptions attention_options(const StepContext& context, std::int
     options.dropout = config.attention_dropout;
     options.dropout_seed = context.dropout->attention_seed;
     options.dropout_offset = context.dropout->attention_offset++;
+    options.dropout_base = context.dropout->attention_base;
   }
   return options;
 }
@@ -209,35 +203,43 @@ Tensor SelfAttention::backward(const StepContext& context, const Tensor& ddelta,
     gradient.q = through_norm(*q_norm, gradient.q, saved.q_norm);
     gradient.k = through_norm(*k_norm, gradient.k, saved.k_norm);
   }
-  const Tensor dpacked = kernels::merge_qkv_gradient(gradient, q_norm ? nullptr : rope, context.policy)
+  Tensor bias_gradient;
+  const Tensor dpacked = kernels::merge_qkv_gradient(gradient, q_norm ? nullptr : rope, context.policy,
+                                                     qkv.bias != nullptr ? &bias_gradient : nullptr)
                              .view({x.size(0), config.qkv_rows()});
-  if (qkv.bias != nullptr) add_replicated_gradient(context, *qkv.bias, kernels::column_sum(dpacked));
+  if (qkv.bias != nullptr) add_replicated_gradient(context, *qkv.bias, bias_gradient);
   return qkv.backward(context, dpacked, x);
 }
 
 // ---- feed-forward ----
 
-Tensor Mlp::forward(const StepContext& context, const Tensor& x, Pass pass, Saved& saved) const {
+void Mlp::forward_inside(const StepContext& context, const Tensor& x, Pass pass, Saved& saved) const {
   saved.input = x;
   saved.hidden = fc1.forward(context, x, pass);
   saved.activated = kernels::activation_forward(saved.hidden, fc1.bias != nullptr ? fc1.bias->weight : Tensor(),
                                                 activation, context.policy);
+}
+
+Tensor Mlp::forward(const StepContext& context, const Tensor& x, Pass pass, Saved& saved) const {
+  forward_inside(context, x, pass, saved);
   context.observe(name + ".activation", saved.activated);
   return fc2.forward(context, saved.activated, pass);
 }
 
 Tensor Mlp::backward(const StepContext& context, const Tensor& ddelta, const Tensor& x, const Saved& saved) const {
   const Tensor dactivated = fc2.backward(context, ddelta, saved.activated);
-  const Tensor dhidden = kernels::activation_backward(
-      dactivated, saved.hidden, fc1.bias != nullptr ? fc1.bias->weight : Tensor(), activation, context.policy);
-  if (fc1.bias != nullptr) add_replicated_gradient(context, *fc1.bias, kernels::column_sum(dhidden));
+  Tensor bias_gradient;
+  const Tensor dhidden =
+      kernels::activation_backward(dactivated, saved.hidden, fc1.bias != nullptr ? fc1.bias->weight : Tensor(),
+                                   activation, context.policy, fc1.bias != nullptr ? &bias_gradient : nullptr);
+  if (fc1.bias != nullptr) add_replicated_gradient(context, *fc1.bias, bias_gradient);
   return fc1.backward(context, dhidden, x);
 }
 
 // ---- layer ----
 
 void TransformerLayer::forward(const StepContext& context, ResidualStream& stream, std::int64_t batch,
-                               const Tensor& mask, Pass pass, Saved& saved) const {
+                               const Tensor& mask, Pass pass, bool needs_output, Saved& saved) const {
   saved.batch = batch;
   const Tensor attention_input = input_norm.forward(context, stream, saved.input_norm);
   context.observe(name + ".input_norm", attention_input);
@@ -249,8 +251,12 @@ void TransformerLayer::forward(const StepContext& context, ResidualStream& strea
 
   const Tensor mlp_input = pre_mlp_norm.forward(context, stream, saved.pre_mlp_norm);
   context.observe(name + ".pre_mlp_norm", mlp_input);
-  stream.delta = mlp.forward(context, mlp_input, pass, saved.mlp);
-  context.observe(name + ".mlp", stream.delta);
+  if (needs_output) {
+    stream.delta = mlp.forward(context, mlp_input, pass, saved.mlp);
+    context.observe(name + ".mlp", stream.delta);
+  } else {
+    mlp.forward_inside(context, mlp_input, pass, saved.mlp);
+  }
   stream.bias = mlp.fc2.bias != nullptr ? mlp.fc2.bias->weight : Tensor();
   stream.dropout = saved.mlp_dropout = next_hidden_dropout(context);
 
@@ -261,27 +267,47 @@ void TransformerLayer::forward(const StepContext& context, ResidualStream& strea
   if (recompute.mlp) saved.mlp.hidden = saved.mlp.activated = Tensor();
 }
 
-Tensor TransformerLayer::backward(const StepContext& context, const Tensor& gradient, Saved& saved) const {
+namespace {
+
+/// True when the bias of `last`, which ends a branch, has the column sums of the stream's gradient as its gradient:
+/// neither dropout nor a rounding lies in between.
+bool bias_sums_stream_gradient(const StepContext& context, const Linear& last, at::ScalarType stream) {
+  return last.bias != nullptr && context.config->hidden_dropout == 0.0 &&
+         context.chain->uses()[last.use].weight->weight.scalar_type() == stream;
+}
+
+}  // namespace
+
+bool TransformerLayer::takes_column_sums(const StepContext& context, at::ScalarType stream) const {
+  return bias_sums_stream_gradient(context, mlp.fc2, stream);
+}
+
+StreamGradient TransformerLayer::backward(const StepContext& context, const StreamGradient& gradient,
+                                          bool with_column_sums, Saved& saved) const {
   // Gradient of a branch output delta from the gradient of x + dropout(delta + bias).
-  const auto branch_gradient = [&](const Tensor& sum_gradient, const kernels::DropoutState& dropout,
+  const auto branch_gradient = [&](const StreamGradient& stream, const kernels::DropoutState& dropout,
                                    const Linear& last) {
-    Tensor branch = sum_gradient.to(context.chain->uses()[last.use].weight->weight.scalar_type());
+    Tensor branch = stream.sum.to(context.chain->uses()[last.use].weight->weight.scalar_type());
     if (dropout.probability > 0.0) branch = kernels::dropout(branch, dropout, context.policy);
-    if (last.bias != nullptr) add_replicated_gradient(context, *last.bias, kernels::column_sum(branch));
+    if (last.bias != nullptr) {
+      add_replicated_gradient(context, *last.bias,
+                              stream.column_sums.defined() ? stream.column_sums : kernels::column_sum(branch));
+    }
     return branch;
   };
   const Tensor ddelta_mlp = branch_gradient(gradient, saved.mlp_dropout, mlp.fc2);
   Tensor mlp_input = saved.mlp.input;
   if (!mlp_input.defined()) mlp_input = pre_mlp_norm.recompute(context, saved.pre_mlp_norm);
   if (!saved.mlp.hidden.defined()) {
-    // fc1 alone is needed: backward of fc2 reads the activated tensor, not fc2's output.
-    saved.mlp.hidden = mlp.fc1.forward(context, mlp_input, Pass::kRecompute);
-    saved.mlp.activated = kernels::activation_forward(
-        saved.mlp.hidden, mlp.fc1.bias != nullptr ? mlp.fc1.bias->weight : Tensor(), mlp.activation, context.policy);
+    // Backward of fc2 reads the activated tensor, not fc2's output.
+    mlp.forward_inside(context, mlp_input, Pass::kRecompute, saved.mlp);
   }
   const Tensor dmlp_input = mlp.backward(context, ddelta_mlp, mlp_input, saved.mlp);
   saved.mlp = {};
-  const Tensor middle = pre_mlp_norm.backward(context, dmlp_input, saved.pre_mlp_norm, gradient);
+  StreamGradient middle;
+  const bool middle_sums = bias_sums_stream_gradient(context, attention.proj, gradient.sum.scalar_type());
+  middle.sum = pre_mlp_norm.backward(context, dmlp_input, saved.pre_mlp_norm, gradient.sum,
+                                     middle_sums ? &middle.column_sums : nullptr);
   saved.pre_mlp_norm = {};
 
   const Tensor ddelta_attention = branch_gradient(middle, saved.attention_dropout, attention.proj);
@@ -290,9 +316,11 @@ Tensor TransformerLayer::backward(const StepContext& context, const Tensor& grad
   const Tensor dattention_input = attention.backward(context, ddelta_attention, attention_input, saved.batch,
                                                      recompute.core_attention, saved.attention);
   saved.attention = {};
-  Tensor before = input_norm.backward(context, dattention_input, saved.input_norm, middle);
+  StreamGradient before;
+  before.sum = input_norm.backward(context, dattention_input, saved.input_norm, middle.sum,
+                                   with_column_sums ? &before.column_sums : nullptr);
   saved.input_norm = {};
-  context.observe(name + ".gradient", before);
+  context.observe(name + ".gradient", before.sum);
   return before;
 }
 

@@ -54,6 +54,9 @@ Optimizer::Optimizer(parameter::ParameterStore& store, const config::OptimizerCo
       segments_(make_segments(store, optimizer)) {
   const at::TensorOptions fp32 = store.weights().options().dtype(at::kFloat);
   scalars_.values = at::zeros({StepScalars::kCount + kNumGroups}, fp32);
+  norm_ = at::zeros({}, fp32);
+  if (count_zeros_) num_zeros_ = at::zeros({}, fp32.dtype(at::kLong));
+  non_finite_ = at::zeros({static_cast<std::int64_t>(segments_.host.size())}, fp32.dtype(at::kByte));
   master_ = store.weights().scalar_type() == at::kFloat ? store.weights() : store.weights().to(at::kFloat);
   exp_avg_ = at::zeros({store.num_elements()}, fp32);
   if (config_.kind == config::OptimizerKind::kAdam) exp_avg_sq_ = at::zeros({store.num_elements()}, fp32);
@@ -63,51 +66,46 @@ void Optimizer::reset_masters() {
   if (!master_.is_same(store_.weights())) master_.copy_(store_.weights());
 }
 
-double Optimizer::global_norm(const at::Tensor& flat) {
+at::Tensor Optimizer::squared_norm(const at::Tensor& flat) {
   at::Tensor sum = kernels::squared_norm(flat, segments_, policy_);
   model_group_.all_reduce(sum, comm::ReduceOp::kSum).wait();
-  return std::sqrt(sum.item<double>());
+  return sum;
 }
 
-double Optimizer::params_norm() { return global_norm(master_); }
+at::Tensor Optimizer::params_norm() { return squared_norm(master_).sqrt_(); }
 
-StepOutcome Optimizer::step(const StepInputs& inputs) {
-  StepOutcome outcome;
-  at::Tensor& gradients = store_.gradients();
-  const double unscale = 1.0 / scaler_.scale();
-  if (scaler_.enabled()) {
-    at::Tensor overflow = kernels::has_non_finite(gradients);
-    model_group_.all_reduce(overflow, comm::ReduceOp::kMax).wait();
-    const bool overflowed = overflow.item<float>() != 0.0F;
-    scaler_.update(overflowed);
-    if (overflowed) {
-      outcome.updated = false;
-      return outcome;
+at::Tensor Optimizer::refused() const { return scalars_.values.select(0, StepScalars::kSkip); }
+
+std::optional<std::string> Optimizer::first_non_finite() const {
+  const at::Tensor flags = non_finite_.cpu();
+  for (const parameter::Parameter& parameter : store_.parameters()) {
+    for (std::size_t i = 0; i < segments_.host.size(); ++i) {
+      const bool bad = flags.const_data_ptr<std::uint8_t>()[i] != 0;
+      if (bad && segments_.host[i].begin == parameter.offset) return parameter.spec.name;
     }
   }
-  if (unscale != 1.0) gradients.mul_(unscale);
-  const auto norm = static_cast<float>(global_norm(gradients));
-  outcome.gradient_norm = norm;
-  if (inputs.refuse_non_finite && !std::isfinite(norm)) {
-    outcome.updated = false;
-    outcome.non_finite = true;
-    return outcome;
-  }
-  float clip = 1.0F;
-  if (config_.clip_grad > 0.0) clip = std::min(1.0F, static_cast<float>(config_.clip_grad) / (norm + 1.0e-6F));
-  if (std::isnan(norm)) clip = norm;  // std::min would hide it
-  if (count_zeros_) {
-    at::Tensor zeros = kernels::count_zeros(gradients, segments_);
-    model_group_.all_reduce(zeros, comm::ReduceOp::kSum).wait();
-    outcome.num_zeros = zeros.item<std::int64_t>();
-  }
+  return std::nullopt;
+}
 
+bool Optimizer::gradients_overflow() {
+  if (!scaler_.enabled()) return false;
+  at::Tensor& gradients = store_.gradients();
+  at::Tensor overflow = kernels::has_non_finite(gradients);
+  model_group_.all_reduce(overflow, comm::ReduceOp::kMax).wait();
+  const bool overflowed = overflow.item<float>() != 0.0F;
+  const double scale = scaler_.scale();
+  scaler_.update(overflowed);
+  if (!overflowed && scale != 1.0) gradients.mul_(1.0 / scale);
+  return overflowed;
+}
+
+void Optimizer::prepare(const StepInputs& inputs) {
   ++steps_;
   const auto t = static_cast<int>(steps_);
-  at::Tensor values = at::zeros({StepScalars::kCount + kNumGroups}, at::kFloat);
+  const bool on_gpu = scalars_.values.is_cuda();
+  at::Tensor values =
+      at::zeros({StepScalars::kCount + kNumGroups}, at::TensorOptions().dtype(at::kFloat).pinned_memory(on_gpu));
   float* v = values.data_ptr<float>();
-  v[StepScalars::kGradientScale] = clip;
-  v[StepScalars::kSkip] = 0.0F;
   // float32 betas raised to an integer power, as the reference's kernels take them (spec/training.md 4.2).
   v[StepScalars::kBiasCorrection1] = 1.0F - static_cast<float>(std::pow(static_cast<float>(config_.adam_beta1), t));
   v[StepScalars::kBiasCorrection2] = 1.0F - static_cast<float>(std::pow(static_cast<float>(config_.adam_beta2), t));
@@ -115,8 +113,22 @@ StepOutcome Optimizer::step(const StepInputs& inputs) {
   v[StepScalars::kFirstMomentum] = steps_ == 1 ? 1.0F : 0.0F;
   v[StepScalars::kCount + kDefaultGroup] = static_cast<float>(inputs.learning_rate);
   v[StepScalars::kCount + kDecoupledGroup] = static_cast<float>(inputs.decoupled_learning_rate);
-  scalars_.values.copy_(values);
+  // The device owns the first two: clip coefficient and skip flag.
+  constexpr std::int64_t kFirst = StepScalars::kBiasCorrection1;
+  static_assert(StepScalars::kGradientScale < kFirst && StepScalars::kSkip < kFirst);
+  const std::int64_t count = values.numel() - kFirst;
+  scalars_.values.narrow(0, kFirst, count).copy_(values.narrow(0, kFirst, count), /*non_blocking=*/true);
+}
 
+void Optimizer::update(const at::Tensor& guard) {
+  at::Tensor& gradients = store_.gradients();
+  kernels::finish_norm(squared_norm(gradients), config_.clip_grad, guard, norm_, scalars_);
+  if (guard.defined()) kernels::mark_non_finite(gradients, segments_, scalars_, non_finite_);
+  if (count_zeros_) {
+    at::Tensor zeros = kernels::count_zeros(gradients, segments_);
+    model_group_.all_reduce(zeros, comm::ReduceOp::kSum).wait();
+    num_zeros_.copy_(zeros);
+  }
   if (config_.kind == config::OptimizerKind::kAdam) {
     const kernels::AdamOptions options{static_cast<float>(config_.adam_beta1), static_cast<float>(config_.adam_beta2),
                                        static_cast<float>(config_.adam_eps)};
@@ -126,7 +138,6 @@ StepOutcome Optimizer::step(const StepInputs& inputs) {
     kernels::sgd_step(store_.weights(), master_, exp_avg_, gradients, segments_, config_.sgd_momentum, scalars_,
                       policy_);
   }
-  return outcome;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Optimizer::state() const {

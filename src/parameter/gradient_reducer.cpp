@@ -10,12 +10,12 @@ GradientReducer::GradientReducer(ParameterStore& store, comm::Communicator& repl
                                  const ReducerOptions& options)
     : store_(store), replicate_data_(replicate_data), gtp_(gtp), options_(options) {
   in_flight_.resize(store_.buckets().size());
+  if (options_.check_non_finite) non_finite_ = at::zeros({}, store_.gradients().options().dtype(at::kFloat));
 }
 
 void GradientReducer::begin_step() {
-  store_.gradients().zero_();
+  for (Parameter& parameter : store_.parameters()) parameter.awaits_gradient = true;
   last_microbatch_ = false;
-  non_finite_.clear();
   launched_.assign(store_.buckets().size(), false);
   missing_.clear();
   for (const Bucket& bucket : store_.buckets()) missing_.push_back(bucket.parameters.size());
@@ -33,19 +33,26 @@ void GradientReducer::parameter_ready(Parameter& parameter) {
 void GradientReducer::launch(std::size_t index) {
   const Bucket& bucket = store_.buckets()[index];
   launched_[index] = true;
+  for (const std::size_t member : bucket.parameters) {
+    Parameter& parameter = store_.parameters()[member];
+    if (parameter.take_first_contribution()) parameter.main_gradient.zero_();  // nothing used it in this step
+  }
   at::Tensor gradients = store_.gradients().narrow(0, bucket.begin, bucket.end - bucket.begin);
-  if (options_.check_non_finite) non_finite_.push_back(kernels::has_non_finite(gradients));
   if (replicate_data_.size() == 1) return;
-  if (!options_.per_token_loss) gradients.mul_(1.0 / static_cast<double>(replicate_data_.size()));
-  in_flight_[index] = replicate_data_.all_reduce(gradients, comm::ReduceOp::kSum);
+  const int ranks = replicate_data_.size();
+  // Averages are sums of scaled parts. For powers of two a scaling anywhere has the same bits, so the collective does
+  // it and saves a pass over the gradients.
+  const bool exact_anywhere = (ranks & (ranks - 1)) == 0;
+  if (!options_.per_token_loss && !exact_anywhere) gradients.mul_(1.0 / static_cast<double>(ranks));
+  const bool average = !options_.per_token_loss && exact_anywhere;
+  in_flight_[index] = replicate_data_.all_reduce(gradients, average ? comm::ReduceOp::kAverage : comm::ReduceOp::kSum);
 }
 
-bool GradientReducer::produced_non_finite() const {
-  for (const at::Tensor& flag : non_finite_) {
-    if (flag.item<float>() != 0.0F) return true;
-  }
-  return false;
+void GradientReducer::note_backward(const at::Tensor& input_gradient) {
+  if (options_.check_non_finite) at::maximum_out(non_finite_, non_finite_, kernels::has_non_finite(input_gradient));
 }
+
+bool GradientReducer::produced_non_finite() const { return non_finite_.defined() && non_finite_.item<float>() != 0.0F; }
 
 void GradientReducer::finish() {
   for (std::size_t i = 0; i < store_.buckets().size(); ++i) {

@@ -140,6 +140,15 @@ bool ParameterStore::contains(const std::string& name) const {
   return std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.spec.name == name; });
 }
 
+void Parameter::add_to_main_gradient(const at::Tensor& gradient) {
+  const at::Tensor part = gradient.view(main_gradient.sizes());
+  if (take_first_contribution()) {
+    main_gradient.copy_(part);
+  } else {
+    main_gradient.add_(part);
+  }
+}
+
 std::int64_t ParameterStore::num_local_parameters() const {
   std::int64_t n = 0;
   for (const Parameter& parameter : parameters_) n += parameter.num_elements();

@@ -10,25 +10,23 @@ namespace pgpt::training {
 namespace {
 
 template <class T>
-at::Tensor upload(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
-  at::Tensor host = at::empty(shape, at::TensorOptions().dtype(dtype).pinned_memory(device.is_cuda()));
+at::Tensor host_tensor(const std::vector<T>& values, at::IntArrayRef shape, at::ScalarType dtype, bool pinned) {
+  at::Tensor host = at::empty(shape, at::TensorOptions().dtype(dtype).pinned_memory(pinned));
   PGPT_ASSERT(static_cast<std::size_t>(host.numel()) == values.size());
   std::copy(values.begin(), values.end(), static_cast<T*>(host.data_ptr()));
-  return device.is_cuda() ? host.to(device, /*non_blocking=*/true) : host;
+  return host;
 }
 
-}  // namespace
-
-model::Batch to_device(const data::MicroBatch& batch, const LossScaling& scaling, at::Device device) {
+model::Batch on_host(const data::MicroBatch& batch, const LossScaling& scaling, bool pinned) {
   const std::int64_t b = batch.micro_batch;
   const std::int64_t s = batch.seq_length;
   model::Batch result;
-  result.tokens = upload(batch.tokens, {b, s}, at::kLong, device);
-  result.labels = upload(batch.labels, {b * s}, at::kLong, device);
-  result.position_ids = upload(batch.position_ids, {b, s}, at::kLong, device);
-  result.loss_mask = upload(batch.loss_mask, {b * s}, at::kFloat, device);
+  result.tokens = host_tensor(batch.tokens, {b, s}, at::kLong, pinned);
+  result.labels = host_tensor(batch.labels, {b * s}, at::kLong, pinned);
+  result.position_ids = host_tensor(batch.position_ids, {b, s}, at::kLong, pinned);
+  result.loss_mask = host_tensor(batch.loss_mask, {b * s}, at::kFloat, pinned);
   if (!batch.attention_mask.empty()) {
-    result.attention_mask = upload(batch.attention_mask, {b, 1, s, s}, at::kByte, device).to(at::kBool);
+    result.attention_mask = host_tensor(batch.attention_mask, {b, 1, s, s}, at::kByte, pinned).view(at::kBool);
   }
   // d(objective)/d(token loss) as autograd would form it: loss_scale / M, then / count, then * mask, in fp32.
   float upstream = static_cast<float>(scaling.loss_scale);
@@ -38,8 +36,30 @@ model::Batch to_device(const data::MicroBatch& batch, const LossScaling& scaling
   }
   std::vector<float> scale(batch.loss_mask);
   for (float& value : scale) value *= upstream;
-  result.gradient_scale = upload(scale, {b * s}, at::kFloat, device);
+  result.gradient_scale = host_tensor(scale, {b * s}, at::kFloat, pinned);
   return result;
+}
+
+constexpr at::Tensor model::Batch::* kParts[] = {&model::Batch::tokens,         &model::Batch::labels,
+                                                 &model::Batch::position_ids,   &model::Batch::loss_mask,
+                                                 &model::Batch::attention_mask, &model::Batch::gradient_scale};
+
+}  // namespace
+
+model::Batch to_device(const data::MicroBatch& batch, const LossScaling& scaling, at::Device device) {
+  model::Batch result = on_host(batch, scaling, device.is_cuda());
+  if (!device.is_cuda()) return result;
+  for (const auto part : kParts) {
+    if ((result.*part).defined()) result.*part = (result.*part).to(device, /*non_blocking=*/true);
+  }
+  return result;
+}
+
+void to_device(const data::MicroBatch& batch, const LossScaling& scaling, model::Batch& into) {
+  const model::Batch host = on_host(batch, scaling, into.tokens.is_cuda());
+  for (const auto part : kParts) {
+    if ((host.*part).defined()) (into.*part).copy_(host.*part, /*non_blocking=*/true);
+  }
 }
 
 }  // namespace pgpt::training

@@ -91,8 +91,9 @@ void write_imported(const fs::path& root, checkpoint::Manifest manifest, const s
   std::vector<checkpoint::LocalTensor> parts;
   int shard = 0;
   const auto flush = [&] {
-    const std::string name = text("shard_%05d.safetensors", shard++);
-    checkpoint::merge(manifest, checkpoint::write_shard(folder.path(), name, parts, io));
+    const std::string name = text("shard_%05d", shard++);
+    for (const checkpoint::ShardSummary& file : checkpoint::write_shards(folder.path(), name, parts, io))
+      checkpoint::merge(manifest, file);
     parts.clear();
   };
   for (const ImportedTensor& tensor : tensors) {

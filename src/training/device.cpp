@@ -1,5 +1,6 @@
 #include "pgpt/training/device.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <sched.h>
@@ -70,6 +71,36 @@ void synchronize(at::Device device) {
 #else
   (void)device;
 #endif
+}
+
+HostCopy::HostCopy(const at::Tensor& values) {
+  host_ = at::empty(values.sizes(), values.options().device(at::kCPU).pinned_memory(values.is_cuda()));
+  host_.copy_(values, /*non_blocking=*/true);
+#ifdef PGPT_WITH_CUDA
+  if (values.is_cuda()) {
+    auto event = std::make_shared<cuda::Event>(/*timing=*/true);
+    event->record(at::cuda::getCurrentCUDAStream().stream());
+    arrived_ = std::move(event);
+  }
+#endif
+}
+
+const at::Tensor& HostCopy::wait() {
+#ifdef PGPT_WITH_CUDA
+  if (arrived_) static_cast<const cuda::Event*>(arrived_.get())->synchronize();
+#endif
+  return host_;
+}
+
+std::optional<double> HostCopy::milliseconds_since(const HostCopy& earlier) const {
+#ifdef PGPT_WITH_CUDA
+  if (arrived_ && earlier.arrived_) {
+    return static_cast<const cuda::Event*>(arrived_.get())
+        ->milliseconds_since(*static_cast<const cuda::Event*>(earlier.arrived_.get()));
+  }
+#endif
+  (void)earlier;
+  return std::nullopt;
 }
 
 MemoryUse memory_use(at::Device device) {

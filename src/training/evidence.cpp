@@ -155,7 +155,7 @@ void Evidence::add_main_gradients(const parameter::ParameterStore& store) {
 }
 
 void Evidence::finish_iteration(const parameter::ParameterStore& store, const optim::Optimizer& optimizer,
-                                const optim::StepOutcome& outcome) {
+                                std::optional<double> gradient_norm) {
   if (!active_) return;
   if (!initial_.empty()) {
     tensors_.swap(initial_);
@@ -181,8 +181,8 @@ void Evidence::finish_iteration(const parameter::ParameterStore& store, const op
       }
     }
     clip_coefficient_.reset();
-    if (outcome.gradient_norm) {
-      const auto norm = static_cast<float>(*outcome.gradient_norm);
+    if (gradient_norm) {
+      const auto norm = static_cast<float>(*gradient_norm);
       const auto clip = static_cast<float>(config_.optimizer.clip_grad);
       clip_coefficient_ = clip > 0.0F ? std::min(1.0F, clip / (norm + 1.0e-6F)) : 1.0F;
     }

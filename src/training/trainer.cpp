@@ -66,63 +66,58 @@ model::StepContext Trainer::step_context(bool training) {
   context.chain = chain_.get();
   context.reducer = training ? reducer_.get() : nullptr;
   context.training = training;
-  context.fuse_gradient_accumulation = config_.training.gradient_accumulation_fusion;
   context.dropout = &dropout_;
   return context;
 }
 
-Trainer::StepLoss Trainer::reduce_losses(const at::Tensor& local_sum, const data::PackedStatistics& local) {
-  // Sums in fp32 as the reference reports them; counts in fp64, exact for any batch.
-  const at::TensorOptions fp64 = at::TensorOptions(device_).dtype(at::kDouble);
-  at::Tensor counts = at::empty({6}, at::kDouble);
+void Trainer::upload_counts(const data::PackedStatistics& local) {
+  at::Tensor counts = at::empty({kNumTotals}, at::TensorOptions().dtype(at::kDouble).pinned_memory(device_.is_cuda()));
   double* c = counts.data_ptr<double>();
-  c[0] = static_cast<double>(local.tokens);
-  c[1] = static_cast<double>(local.valid_tokens);
-  c[2] = static_cast<double>(local.documents);
-  c[3] = static_cast<double>(local.squared_document_lengths);
-  c[4] = static_cast<double>(local.segments);
-  c[5] = static_cast<double>(local.squared_segment_lengths);
-  counts = counts.to(fp64.device());
-  at::Tensor sum = local_sum.reshape({1}).clone();
-  comm::Pending first = groups_.data->all_reduce(sum, comm::ReduceOp::kSum);
-  first.wait();
-  comm::Pending second = groups_.data->all_reduce(counts, comm::ReduceOp::kSum);
-  second.wait();
-  const at::Tensor host_counts = counts.to(at::kCPU);
-  const double* total = host_counts.data_ptr<double>();
+  c[0] = 0;
+  c[1] = static_cast<double>(local.tokens);
+  c[2] = static_cast<double>(local.valid_tokens);
+  c[3] = static_cast<double>(local.documents);
+  c[4] = static_cast<double>(local.squared_document_lengths);
+  c[5] = static_cast<double>(local.segments);
+  c[6] = static_cast<double>(local.squared_segment_lengths);
+  totals_.copy_(counts, /*non_blocking=*/true);
+}
+
+void Trainer::reduce_totals(const at::Tensor& loss_sum) {
+  totals_.select(0, 0).copy_(loss_sum);
+  groups_.data->all_reduce(totals_, comm::ReduceOp::kSum).wait();
+}
+
+Trainer::StepLoss Trainer::read_totals(const double* totals) {
   StepLoss result;
-  result.statistics.tokens = static_cast<std::int64_t>(total[0]);
-  result.statistics.valid_tokens = static_cast<std::int64_t>(total[1]);
-  result.statistics.documents = static_cast<std::int64_t>(total[2]);
-  result.statistics.squared_document_lengths = static_cast<std::int64_t>(total[3]);
-  result.statistics.segments = static_cast<std::int64_t>(total[4]);
-  result.statistics.squared_segment_lengths = static_cast<std::int64_t>(total[5]);
-  const auto reduced = sum.item<float>();
-  result.loss = reduced / static_cast<float>(std::max<std::int64_t>(result.statistics.valid_tokens, 1));
+  result.statistics.tokens = static_cast<std::int64_t>(totals[1]);
+  result.statistics.valid_tokens = static_cast<std::int64_t>(totals[2]);
+  result.statistics.documents = static_cast<std::int64_t>(totals[3]);
+  result.statistics.squared_document_lengths = static_cast<std::int64_t>(totals[4]);
+  result.statistics.segments = static_cast<std::int64_t>(totals[5]);
+  result.statistics.squared_segment_lengths = static_cast<std::int64_t>(totals[6]);
+  // Losses are reported in fp32, as the reference does.
+  result.loss =
+      static_cast<float>(totals[0]) / static_cast<float>(std::max<std::int64_t>(result.statistics.valid_tokens, 1));
   return result;
 }
 
-void Trainer::stop_on_non_finite_loss(const at::Tensor& local_sum, double reduced_sum) {
+void Trainer::stop_on_non_finite_loss(std::int64_t iteration, double local_sum, double reduced_sum) {
   if (std::isfinite(reduced_sum)) return;
   // Every rank is here, since all see the same sum: find the first one whose own loss is bad.
-  at::Tensor culprit = at::full({1}, std::isfinite(local_sum.item<float>()) ? world_.size() : world_.rank(),
+  at::Tensor culprit = at::full({1}, std::isfinite(local_sum) ? world_.size() : world_.rank(),
                                 at::TensorOptions(device_).dtype(at::kLong));
   groups_.data->all_reduce(culprit, comm::ReduceOp::kMin).wait();
   const auto rank = culprit.item<std::int64_t>();
   throw AgreedError(ExitCode::kNonFinite,
-                    concat("iteration ", iteration_ + 1, ": the loss of rank ", rank,
+                    concat("iteration ", iteration, ": the loss of rank ", rank,
                            " is NaN or Inf; no weights were changed. Lower --lr, ",
                            "look at this step's data, or pass --no-check-for-nan-in-loss-and-grad to go on"),
                     rank == world_.rank());
 }
 
-void Trainer::stop_on_non_finite_gradient(double norm) {
-  std::string names;
-  for (const parameter::Parameter& parameter : store_->parameters()) {
-    if (at::isfinite(parameter.main_gradient).all().item<bool>()) continue;
-    names = parameter.spec.name;
-    break;
-  }
+void Trainer::stop_on_non_finite_gradient(std::int64_t iteration, double norm) {
+  const std::optional<std::string> name = optimizer_->first_non_finite();
   // The lowest rank whose own gradients were bad before any reduction speaks; rank 0 when none knows (GTP mixes
   // gradients earlier).
   const bool mine = world_.size() == 1 || reducer_->produced_non_finite();
@@ -131,88 +126,172 @@ void Trainer::stop_on_non_finite_gradient(double norm) {
   const auto rank = culprit.item<std::int64_t>();
   const bool known = rank < world_.size();
   throw AgreedError(ExitCode::kNonFinite,
-                    concat("iteration ", iteration_ + 1, ": the gradient norm is ", norm,
-                           names.empty() ? "" : concat(", first in ", names),
+                    concat("iteration ", iteration, ": the gradient norm is ", norm,
+                           name ? concat(", first in ", *name) : std::string(),
                            known ? concat(", produced by rank ", rank) : std::string(),
                            "; no weights were changed. Lower --lr, look at this step's data, or pass "
                            "--no-check-for-nan-in-loss-and-grad to go on"),
                     world_.rank() == (known ? rank : 0));
 }
 
-const StepReport& Trainer::step() {
-  at::NoGradGuard no_grad;
-  const config::TrainingConfig& training = config_.training;
-  batches_->update(consumed_samples_);
-  const std::int64_t num_microbatches = batches_->num_microbatches();
-  LossScaling scaling;
-  scaling.per_token = training.per_token_loss;
-  scaling.num_microbatches = num_microbatches;
-  scaling.loss_scale = optimizer_->loss_scaler().scale();
-
-  evidence_.begin_iteration(iteration_ + 1, scaling, *store_);
+void Trainer::run_microbatches(std::int64_t num_microbatches,
+                               const std::function<model::Batch(std::int64_t)>& next_batch) {
   timers_.start("forward-backward", 1);
   reducer_->begin_step();
   model::StepContext context = step_context(true);
-  at::Tensor loss_sum = at::zeros({}, at::TensorOptions(device_).dtype(at::kFloat));
-  data::PackedStatistics statistics;
+  loss_sum_.zero_();
   for (std::int64_t m = 0; m < num_microbatches; ++m) {
     if (m + 1 == num_microbatches) reducer_->begin_last_microbatch();
-    timers_.start("batch-generator", 2);
-    const data::MicroBatch micro_batch = train_loader_->next();
-    const model::Batch batch = to_device(micro_batch, scaling, device_);
-    timers_.stop("batch-generator");
-    statistics += micro_batch.statistics;
+    const model::Batch batch = next_batch(m);
     context.observer = evidence_.observer(m);
     evidence_.add_inputs(m, batch);
     const model::LossSum loss = model_->forward_backward(context, batch);
     evidence_.add_token_losses(m, loss.token_losses);
-    loss_sum.add_(loss.sum);
+    loss_sum_.add_(loss.sum);
   }
   timers_.stop("forward-backward");
+}
+
+void Trainer::finish_gradients() {
   timers_.start("all-grads-sync", 1);
   chain_->finish_gradients();
   reducer_->finish();
   timers_.stop("all-grads-sync");
-
-  const StepLoss loss = reduce_losses(loss_sum, statistics);
-  if (training.check_for_nan && !optimizer_->loss_scaler().enabled()) stop_on_non_finite_loss(loss_sum, loss.loss);
-  if (training.per_token_loss) {
-    store_->gradients().mul_(1.0 / static_cast<double>(std::max<std::int64_t>(loss.statistics.valid_tokens, 1)));
+  reduce_totals(loss_sum_);
+  if (config_.training.per_token_loss) {
+    store_->gradients().mul_(totals_.select(0, 2).clamp_min(1.0).reciprocal().to(at::kFloat));
   }
   evidence_.add_main_gradients(*store_);
+}
 
-  const double applied = scheduler_->learning_rate();
+void Trainer::reduce_and_update(bool update) {
+  // With a loss scaler bad gradients were handled before; without the check the run goes on with what it has.
+  const bool guarded = config_.training.check_for_nan && !optimizer_->loss_scaler().enabled();
+  if (update) optimizer_->update(guarded ? totals_.select(0, 0) : at::Tensor());
+  results_.narrow(0, 0, kNumTotals).copy_(totals_);
+  results_.select(0, kLocalLoss).copy_(loss_sum_);
+  results_.select(0, kGradNorm).copy_(optimizer_->gradient_norm());
+  results_.select(0, kRefused).copy_(optimizer_->refused());
+  if (optimizer_->num_zeros().defined()) results_.select(0, kNumZeros).copy_(optimizer_->num_zeros());
+  if (config_.logging.params_norm) results_.select(0, kParamsNorm).copy_(optimizer_->params_norm());
+}
+
+bool Trainer::launch_eager(const LossScaling& scaling, const optim::StepInputs& inputs) {
+  data::PackedStatistics statistics;
+  run_microbatches(scaling.num_microbatches, [&](std::int64_t /*index*/) {
+    timers_.start("batch-generator", 2);
+    const data::MicroBatch micro_batch = train_loader_->next();
+    model::Batch batch = to_device(micro_batch, scaling, device_);
+    timers_.stop("batch-generator");
+    statistics += micro_batch.statistics;
+    return batch;
+  });
+  upload_counts(statistics);
+  finish_gradients();
+  timers_.start("optimizer", 1);
+  const bool overflowed = optimizer_->gradients_overflow();
+  if (!overflowed) optimizer_->prepare(inputs);
+  reduce_and_update(!overflowed);
+  timers_.stop("optimizer");
+  return !overflowed;
+}
+
+void Trainer::launch_graph(const LossScaling& scaling, const optim::StepInputs& inputs) {
+  const std::int64_t count = scaling.num_microbatches;
+  data::PackedStatistics statistics;
+  for (std::int64_t m = 0; m < count; ++m) {
+    const data::MicroBatch micro_batch = train_loader_->next();
+    statistics += micro_batch.statistics;
+    if (static_cast<std::size_t>(m) < graph_batches_.size()) {
+      to_device(micro_batch, scaling, graph_batches_[static_cast<std::size_t>(m)]);
+    } else {
+      graph_batches_.push_back(to_device(micro_batch, scaling, device_));
+    }
+  }
+  upload_counts(statistics);
+  optimizer_->prepare(inputs);
+  // A graph repeats the arguments of its kernels, so dropout offsets inside it count from a base on the device.
+  at::Tensor base = at::empty({2}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
+  base.data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(dropout_.hidden_offset);
+  base.data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(dropout_.attention_offset);
+  dropout_base_.copy_(base, /*non_blocking=*/true);
+  const model::DropoutCursor before = dropout_;
+  graphs_->run(count, [&] {
+    dropout_ = {before.hidden_seed,        0, before.attention_seed, 0, dropout_base_.select(0, 0),
+                dropout_base_.select(0, 1)};
+    run_microbatches(count, [&](std::int64_t m) { return graph_batches_[static_cast<std::size_t>(m)]; });
+    finish_gradients();
+    reduce_and_update(true);
+    drawn_[count] = dropout_;
+  });
+  dropout_ = before;
+  dropout_.hidden_offset += drawn_[count].hidden_offset;
+  dropout_.attention_offset += drawn_[count].attention_offset;
+  // Collectives inside a graph are out of the watchdog's sight: this one carries the deadline of the whole step.
+  if (world_.size() > 1) groups_.data->all_reduce(at::zeros({1}, totals_.options()), comm::ReduceOp::kSum).wait();
+}
+
+void Trainer::launch_step() {
+  at::NoGradGuard no_grad;
+  const config::TrainingConfig& training = config_.training;
+  batches_->update(consumed_samples_);
+  LossScaling scaling;
+  scaling.per_token = training.per_token_loss;
+  scaling.num_microbatches = batches_->num_microbatches();
+  scaling.loss_scale = optimizer_->loss_scaler().scale();
   optim::StepInputs inputs;
-  inputs.learning_rate = applied;
+  inputs.learning_rate = scheduler_->learning_rate();
   inputs.decoupled_learning_rate =
       scheduler_->learning_rate(config_.optimizer.decoupled_lr.value_or(config_.optimizer.lr),
                                 config_.optimizer.decoupled_min_lr.value_or(config_.optimizer.min_lr));
   inputs.weight_decay = scheduler_->weight_decay();
-  inputs.refuse_non_finite = training.check_for_nan;
-  timers_.start("optimizer", 1);
-  const optim::StepOutcome outcome = optimizer_->step(inputs);
-  timers_.stop("optimizer");
-  if (evidence_.active()) together([&] { evidence_.finish_iteration(*store_, *optimizer_, outcome); });
-  if (outcome.non_finite) stop_on_non_finite_gradient(*outcome.gradient_norm);
-  const std::int64_t samples = batches_->samples_per_step();
-  if (outcome.updated) scheduler_->step(samples);
+  evidence_.begin_iteration(iteration_ + 1, scaling, *store_);
 
+  bool updated = true;
+  if (graphs_ && launched_count_ >= training.cuda_graph_warmup_steps) {
+    launch_graph(scaling, inputs);
+  } else {
+    updated = launch_eager(scaling, inputs);
+  }
+  ++launched_count_;
+  const std::int64_t samples = batches_->samples_per_step();
+  if (updated) scheduler_->step(samples);
   ++iteration_;
   consumed_samples_ += samples;
   skipped_samples_ += batches_->skipped_per_step();
-  report_ = {};
-  report_.iteration = iteration_;
-  report_.consumed_samples = consumed_samples_;
-  report_.skipped_samples = skipped_samples_;
+
+  LaunchedStep launched{{}, HostCopy(results_), !updated, !launched_.empty()};
+  StepReport& report = launched.report;
+  report.iteration = iteration_;
+  report.consumed_samples = consumed_samples_;
+  report.skipped_samples = skipped_samples_;
+  report.applied_learning_rate = inputs.learning_rate;
+  report.learning_rate = scheduler_->learning_rate();
+  report.batch_size = samples;
+  report.loss_scale = scaling.loss_scale;
+  report.skipped = !updated;
+  launched_.push_back(std::move(launched));
+}
+
+const StepReport& Trainer::finish_step() {
+  at::NoGradGuard no_grad;
+  PGPT_ASSERT(!launched_.empty(), "no step was launched");
+  LaunchedStep launched = std::move(launched_.front());
+  launched_.pop_front();
+  const double* results = launched.results.wait().const_data_ptr<double>();
+  report_ = std::move(launched.report);
+  const StepLoss loss = read_totals(results);
+  if (config_.training.check_for_nan && !optimizer_->loss_scaler().enabled()) {
+    stop_on_non_finite_loss(report_.iteration, results[kLocalLoss], loss.loss);
+  }
+  if (!launched.overflowed) report_.grad_norm = results[kGradNorm];
+  if (evidence_.active()) {
+    together([&] { evidence_.finish_iteration(*store_, *optimizer_, report_.grad_norm); });
+  }
+  if (results[kRefused] != 0.0) stop_on_non_finite_gradient(report_.iteration, results[kGradNorm]);
   report_.losses = {{"lm loss", static_cast<float>(loss.loss)}};
-  report_.applied_learning_rate = applied;
-  report_.learning_rate = scheduler_->learning_rate();
-  report_.batch_size = samples;
-  report_.loss_scale = scaling.loss_scale;
-  report_.grad_norm = outcome.gradient_norm;
-  if (outcome.num_zeros) report_.num_zeros = static_cast<double>(*outcome.num_zeros);
-  if (config_.logging.params_norm) report_.params_norm = optimizer_->params_norm();
-  report_.skipped = !outcome.updated;
+  if (!launched.overflowed && optimizer_->num_zeros().defined()) report_.num_zeros = results[kNumZeros];
+  if (config_.logging.params_norm) report_.params_norm = results[kParamsNorm];
   report_.tokens = static_cast<double>(loss.statistics.tokens);
   report_.documents = static_cast<double>(loss.statistics.documents);
   report_.flops = config::training_flops(config_.model, report_.tokens,
@@ -225,9 +304,20 @@ const StepReport& Trainer::step() {
   floating_point_operations_ += report_.flops;
   const double now = now_seconds();
   report_.elapsed_ms = (now - interval_start_) * 1000.0;
+  // The host is late for steps that ran one after the other; the device knows when they ended.
+  if (launched.ran_ahead && last_results_) {
+    report_.elapsed_ms = launched.results.milliseconds_since(*last_results_).value_or(report_.elapsed_ms);
+  }
+  last_results_ = std::move(launched.results);
   interval_start_ = now;
+  ++finished_;
   if (on_step) on_step(report_);
   return report_;
+}
+
+const StepReport& Trainer::step() {
+  launch_step();
+  return finish_step();
 }
 
 }  // namespace pgpt::training

@@ -16,6 +16,7 @@
 namespace pgpt::training {
 
 void Trainer::skip_iteration() {
+  finish_steps(0);
   batches_->update(consumed_samples_);
   for (std::int64_t m = 0; m < batches_->num_microbatches(); ++m) (void)train_loader_->next();
   ++iteration_;
@@ -47,15 +48,19 @@ std::optional<Trainer::Evaluation> Trainer::evaluate(data::Split split, bool ann
       return std::nullopt;
     }
   }
-  const StepLoss loss = reduce_losses(loss_sum, statistics);
+  upload_counts(statistics);
+  reduce_totals(loss_sum);
+  const StepLoss loss = read_totals(HostCopy(totals_).wait().const_data_ptr<double>());
   return Evaluation{loss.loss, loss.statistics.valid_tokens};
 }
 
 void Trainer::evaluate_and_report(data::Split split, bool final) {
+  finish_steps(0);
   const double started = now_seconds();
   world_.set_activity(concat("evaluation after iteration ", iteration_));
   timers_.start("evaluate", 0);
   const std::optional<Evaluation> result = evaluate(split, final);
+  gemm_tuning_.save();
   timers_.stop("evaluate");
   if (result) {
     EvaluationReport report;
@@ -82,6 +87,7 @@ bool Trainer::out_of_time() const {
 
 void Trainer::save_checkpoint(Checkpointer::Kind kind) {
   if (!checkpointer_->enabled(kind)) return;
+  finish_steps(0);
   const double started = now_seconds();
   // The reference reports memory around the first saves of a process.
   const bool report = saves_++ < 3;
@@ -93,6 +99,44 @@ void Trainer::save_checkpoint(Checkpointer::Kind kind) {
   if (report) print_memory_line(concat("after save_checkpoint for iteration ", iteration_));
   print_timers({"save-checkpoint"}, 1.0);
   interval_start_ += now_seconds() - started;
+}
+
+bool Trainer::save_due() const {
+  const config::CheckpointConfig& checkpoints = config_.checkpoint;
+  return (checkpoints.save_interval > 0 && iteration_ % checkpoints.save_interval == 0) ||
+         (checkpoints.non_persistent_interval > 0 && iteration_ % checkpoints.non_persistent_interval == 0);
+}
+
+bool Trainer::exit_interval_due() const {
+  const std::int64_t interval = config_.training.exit_interval;
+  return interval > 0 && iteration_ % interval == 0;
+}
+
+bool Trainer::may_run_ahead() const {
+  // A loss scaler decides on the host, evidence is read between steps, and timers count one step at a time.
+  if (!device_.is_cuda() || optimizer_->loss_scaler().enabled() || !config_.logging.evidence_dir.empty() ||
+      !timer_names_.empty())
+    return false;
+  return finished_ > 0 && iteration_ < config_.training.train_iters && !evaluation_due() && !save_due() &&
+         !exit_interval_due();
+}
+
+void Trainer::finish_steps(std::size_t keep) {
+  while (launched_.size() > keep) print_step(finish_step());
+}
+
+void Trainer::print_step(const StepReport& report) {
+  const bool first = finished_ == 1;
+  if (first && config_.parallel.timeout_seconds_after_init) {
+    world_.set_timeout(std::chrono::seconds(*config_.parallel.timeout_seconds_after_init));
+  }
+  const std::optional<PrintedLine> line = reporter_->step(report);
+  const bool printed =
+      first || report.iteration % config_.logging.log_interval == 0;  // on every rank, though only the last one prints
+  if (printed && !timer_names_.empty()) print_timers(timer_names_, static_cast<double>(config_.logging.log_interval));
+  if (line) reporter_->progress();
+  if (printed) print_memory(memory_schedule_->after_line(report.iteration), report.iteration);
+  if (first) print_memory_table();
 }
 
 bool Trainer::save_or_leave() {
@@ -114,6 +158,7 @@ bool Trainer::save_or_leave() {
     late = any[2] != 0;
   }
   if (signalled) {
+    finish_steps(0);
     save_checkpoint(Kind::kPersistent);
     print_first(datetime_line(exit_signal_label(training.exit_signal), timestamp()));
     return true;
@@ -124,8 +169,9 @@ bool Trainer::save_or_leave() {
   } else if (checkpoints.non_persistent_interval > 0 && iteration_ % checkpoints.non_persistent_interval == 0) {
     save_checkpoint(Kind::kNonPersistent);
   }
-  const bool at_interval = training.exit_interval > 0 && iteration_ % training.exit_interval == 0;
+  const bool at_interval = exit_interval_due();
   if (!late && !at_interval) return false;
+  finish_steps(0);
   if (saved_at_ != iteration_) save_checkpoint(Kind::kPersistent);
   print_first(datetime_line(
       late ? exit_duration_label((now_seconds() - started_) / 60.0) : exit_iteration_label(iteration_), timestamp()));
@@ -140,8 +186,8 @@ void Trainer::run() {
     print_first(kTrainingStarts);
     print_first(datetime_line(label::kBeforeTraining, timestamp()));
     interval_start_ = now_seconds();
-    MemoryReportSchedule memory_schedule(iteration_, config_.logging.memory_interval);
-    const std::vector<std::string> timer_names = Timers::training_names(config_.logging.timing_level);
+    memory_schedule_.emplace(iteration_, config_.logging.memory_interval);
+    timer_names_ = Timers::training_names(config_.logging.timing_level);
     while (iteration_ < training.train_iters) {
       checkpointer_->poll();
       const bool more_microbatches = batches_->update(consumed_samples_);
@@ -152,24 +198,16 @@ void Trainer::run() {
         skip_iteration();
         continue;
       }
-      const bool first = report_.iteration == 0;
-      step();
-      if (first && config_.parallel.timeout_seconds_after_init) {
-        world_.set_timeout(std::chrono::seconds(*config_.parallel.timeout_seconds_after_init));
-      }
-      const std::optional<PrintedLine> line = reporter_->step(report_);
-      const bool printed =
-          first || iteration_ % config_.logging.log_interval == 0;  // on every rank, though only the last one prints
-      if (printed && !timer_names.empty()) print_timers(timer_names, static_cast<double>(config_.logging.log_interval));
-      if (line) reporter_->progress();
-      if (printed) print_memory(memory_schedule.after_line(iteration_));
-      if (first) print_memory_table();
+      launch_step();
+      gemm_tuning_.save();
+      finish_steps(may_run_ahead() ? 1 : 0);
       if (evaluation_due()) evaluate_and_report(data::Split::kValid, false);
       if (save_or_leave()) {
         checkpointer_->finish();
         return;
       }
     }
+    finish_steps(0);
     print_first(datetime_line(label::kAfterTraining, timestamp()));
     const std::int64_t interval = config_.checkpoint.save_interval;
     if (iteration_ != 0 && interval > 0 && iteration_ % interval != 0) save_checkpoint(Checkpointer::Kind::kPersistent);
@@ -181,12 +219,12 @@ void Trainer::run() {
   }
 }
 
-void Trainer::print_memory(MemoryReportSchedule::Report report) {
+void Trainer::print_memory(MemoryReportSchedule::Report report, std::int64_t iteration) {
   if (report == MemoryReportSchedule::Report::kNone || !device_.is_cuda()) return;
   if (report == MemoryReportSchedule::Report::kMemoryAndTheory && world_.rank() == 0) {
     for (const std::string& line : theoretical_memory_lines(config_, batches_->num_microbatches())) print_(line);
   }
-  print_memory_line(concat("after ", iteration_, " iterations"));
+  print_memory_line(concat("after ", iteration, " iterations"));
 }
 
 void Trainer::print_memory_table() const {

@@ -32,6 +32,11 @@ mesh::Degrees degrees(const config::ParallelConfig& p) {
           p.pipeline_before_data};
 }
 
+comm::Transport gtp_transport(const config::ParallelConfig& p) {
+  return p.gtp_transport == config::GtpTransport::kCopyEngine ? comm::Transport::kCopyEngine
+                                                              : comm::Transport::kCollective;
+}
+
 parameter::RandomStreams make_streams(const config::Config& config, const mesh::Mesh& mesh, int rank) {
   const mesh::Grid& grid = mesh.dense();
   return {config.training.seed, grid.coordinate(rank, mesh::Axis::kTensor), grid.coordinate(rank, mesh::Axis::kGtp),
@@ -45,10 +50,13 @@ Trainer::Trainer(const config::Config& config, comm::World& world, at::Device de
     : config_(config),
       world_(world),
       device_(device),
+      graphs_(config.training.cuda_graph ? std::make_unique<StepGraphs>(device) : nullptr),
       print_(std::move(print)),
       mesh_(degrees(config.parallel)),
-      groups_(create_groups(world, mesh_)),
-      policy_{config.training.kernels == config::KernelSet::kFast, config.training.deterministic},
+      groups_(create_groups(world, mesh_, gtp_transport(config.parallel))),
+      gemm_tuning_(config, *groups_.data, device, print_),
+      policy_{config.training.kernels == config::KernelSet::kFast, config.training.deterministic,
+              gemm_tuning_.algorithms()},
       timers_(config.logging.timing_level, [device] { synchronize(device); }),
       streams_(make_streams(config, mesh_, world.rank())),
       evidence_(config, mesh_, world.rank()),
@@ -101,7 +109,7 @@ void Trainer::build_model() {
   store_ = std::make_unique<parameter::ParameterStore>(std::move(specs), options);
   store_->initialize(streams_);
   if (training.data_parallel_random_init) groups_.replicate_data->broadcast(store_->weights(), 0).wait();
-  dropout_ = {streams_.default_device.seed, 0, streams_.model_parallel.seed, streams_.model_parallel.offset};
+  dropout_ = {streams_.default_device.seed, 0, streams_.model_parallel.seed, streams_.model_parallel.offset, {}, {}};
 
   parameter::ReducerOptions reducer_options;
   reducer_options.overlap = parallel.overlap_grad_reduce;
@@ -115,6 +123,7 @@ void Trainer::build_model() {
   chain_options.async_scatter = parallel.gtp_async_reduce_scatter;
   chain_options.fp32_accumulation = parallel.gtp_fp32_accumulation;
   chain_options.mean = !training.per_token_loss;
+  groups_.gtp_gather->share({store_->weights()});
   chain_ = std::make_unique<gtp::WeightChain>(
       model_->chain_uses(), *groups_.gtp_gather, *groups_.gtp_scatter, chain_options,
       [this](parameter::Parameter& parameter) { reducer_->parameter_ready(parameter); });
@@ -124,6 +133,11 @@ void Trainer::build_model() {
   batches_ = std::make_unique<config::BatchCalculator>(training, config_.parallel.data_ranks());
   checkpointer_ = std::make_unique<Checkpointer>(config_, world_, groups_, device_,
                                                  TrainedState{*store_, *optimizer_, *scheduler_, dropout_}, print_);
+  const at::TensorOptions on_device(device_);
+  totals_ = at::zeros({kNumTotals}, on_device.dtype(at::kDouble));
+  results_ = at::zeros({kNumResults}, on_device.dtype(at::kDouble));
+  loss_sum_ = at::zeros({}, on_device.dtype(at::kFloat));
+  if (graphs_) dropout_base_ = at::zeros({2}, on_device.dtype(at::kLong));
   print_model_summary();
   if (training.train_samples > 0) print_first(training_iterations_line(training.train_iters));
   print_first(decay_style_line(config_.optimizer.lr_decay_style));
@@ -152,7 +166,7 @@ void Trainer::load_checkpoint() {
     batches_->update(consumed_samples_);
     reporter_.emplace(config_, world_.rank() == world_.size() - 1, iteration_, print_);
   });
-  checkpointer_->start_progress(position());
+  checkpointer_->start(position());
   if (loaded) print_timers({"load-checkpoint"}, 1.0);
 }
 

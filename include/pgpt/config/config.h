@@ -23,6 +23,8 @@ enum class WsdDecayStyle { kExponential, kLinear, kCosine, kMinusSqrt };
 enum class WeightDecayStyle { kConstant, kLinear, kCosine };
 enum class DataloaderType { kSingle, kCyclic };
 enum class Backend { kNccl, kGloo };
+/// Who moves weights and gradients between GTP peers: NCCL's kernels, or the GPUs' copy engines.
+enum class GtpTransport { kNccl, kCopyEngine };
 /// Which initial weights GTP shards get: the reference's per-peer draws, or the same full weights for every layout.
 enum class WeightInit { kMegatron, kLayoutInvariant };
 /// What the loss of a log line means: mean since the last line, or the reference's window (its second line averages two
@@ -153,6 +155,7 @@ struct ParallelConfig {
   bool gtp_prefetch = true;              ///< --no-gtp-prefetch turns it off
   bool gtp_async_reduce_scatter = true;  ///< --no-gtp-async-reduce-scatter turns it off
   bool gtp_fp32_accumulation = false;    ///< --gtp-remat-reduce-scatter-with-fp32-accumulation
+  GtpTransport gtp_transport = GtpTransport::kNccl;
   Backend backend = Backend::kGloo;
   bool backend_given = false;  ///< false: choose NCCL where a GPU is visible
   double timeout_minutes = 10;
@@ -203,7 +206,9 @@ struct TrainingConfig {
   bool exit_signal_handler = false;
   std::string exit_signal = "SIGTERM";
   KernelSet kernels = KernelSet::kFast;
-  bool cuda_graph = false;               ///< --cuda-graph-impl full_iteration
+  std::string gemm_algorithms;  ///< --gemm-algorithms: file of tuned matrix products, empty = libtorch computes them
+  bool cuda_graph = false;      ///< --cuda-graph-impl full_iteration
+  std::int64_t cuda_graph_warmup_steps = 3;
   bool reduced_precision_matmul = true;  ///< --disable-bf16-reduced-precision-matmul turns it off
   bool operator==(const TrainingConfig&) const = default;
 };

@@ -30,6 +30,14 @@ struct Choice {
   std::string note;  ///< why it is refused or ignored, and what to do instead
 };
 
+/// When --use-checkpoint-args takes an option from the checkpoint.
+enum class Taken {
+  kNever,
+  kIfUnset,        ///< where the command line leaves it out and it has no default
+  kAlways,         ///< over whatever the command line says
+  kWithTokenizer,  ///< the same, unless the tokenizer stays that of the command line
+};
+
 /// One row of the option table: everything that parsing, --help, the argument dump and docs/options.md need.
 struct Option {
   std::vector<std::string>
@@ -45,8 +53,11 @@ struct Option {
   Status status = Status::kWorks;
   std::string note;  ///< why it is refused or ignored, and what to do instead
   std::vector<Choice> choices;
-  bool own = false;     ///< an option of this program that the reference does not have
-  bool hidden = false;  ///< not listed by --help
+  bool own = false;             ///< an option of this program that the reference does not have
+  bool hidden = false;          ///< not listed by --help
+  bool architecture = false;    ///< decides what stored tensors mean: a run that loads them must have the same
+  bool imported = false;        ///< known of checkpoints that were converted from other programs' models
+  Taken taken = Taken::kNever;  ///< from a checkpoint
   bool action = false;  ///< selects what the program does; not part of the configuration (--help, --config, ...)
 
   [[nodiscard]] bool is_family() const { return names.front().find('*') != std::string::npos; }

@@ -52,6 +52,9 @@ void check_runnable(const Config& config);
 /// a notice when ranks must share a GPU.
 void resolve_backend(Config& config, const MachineFacts& machine);
 
+/// Throws ConfigError when backend or machine cannot serve --gtp-transport or --cuda-graph-impl.
+void check_devices(const Config& config, const MachineFacts& machine);
+
 /// Rows of the embedding table: `vocab_size` rounded up to a multiple of divisor x tensor parallel size.
 [[nodiscard]] std::int64_t padded_vocab_size(std::int64_t vocab_size, std::int64_t divisor, std::int64_t tensor);
 

@@ -26,11 +26,12 @@ struct UseSpec {
   bool prefetch = true;               ///< false: always gathered on demand (the embedding)
   bool read_in_backward = true;       ///< false: its gradient needs no weight (the embedding)
   std::int64_t recompute_group = -1;  ///< uses that are recomputed together, in forward order; -1 = never recomputed
+  at::ScalarType gradient_dtype = at::kFloat;  ///< that its gradient is computed and scattered in
 };
 
 struct ChainOptions {
   bool prefetch = true;       ///< gather the next weight while the current one is used
-  bool async_scatter = true;  ///< finish a reduce-scatter one use later
+  bool async_scatter = true;  ///< finish a reduce-scatter when its buffer is needed again, two uses later
   bool fp32_accumulation =
       false;         ///< above 2 peers: all-to-all and an fp32 sum instead of a reduce-scatter in the gradient's dtype
   bool mean = true;  ///< divide gradients by the group size; false with --calculate-per-token-loss
@@ -51,7 +52,7 @@ class GatheredWeight {
 };
 
 /// The sharded weights of one model in the order of their first use: gathers each before it is read, one ahead, and
-/// reduce-scatters each gradient, finishing one behind (spec/gtp.md 8-11). Immutable after construction; a group of one
+/// reduce-scatters each gradient, finishing behind (spec/gtp.md 8-11). Immutable after construction; a group of one
 /// rank communicates and allocates nothing.
 ///
 /// Calls happen on the thread and (CUDA) current stream of the computation. Every peer makes the same calls in the same
@@ -79,13 +80,19 @@ class WeightChain {
   /// step).
   void end_pass(Pass pass) const;
 
-  /// Adds one microbatch's whole weight gradient [rows, columns] of a use, in the dtype it is to be reduced in, to the
-  /// main gradient: at once for a group of one, else by a reduce-scatter that completes with the next calls. `gradient`
-  /// may be overwritten.
-  void add_gradient(UseId use, at::Tensor gradient);
-  /// The caller has added this use's gradient to the main gradient itself (groups of one only: gradient accumulation
-  /// fusion).
-  void gradient_added(UseId use);
+  /// Where one microbatch's whole weight gradient of a use goes; valid until `gradient_written`.
+  struct GradientTarget {
+    at::Tensor tensor;       ///< [rows, columns], without padding rows
+    double scale = 1.0;      ///< to multiply the gradient by: 1/peers where gradients are averaged
+    bool overwrite = false;  ///< replace what the tensor holds instead of adding to it
+  };
+  /// The place to write a gradient to, in the dtype it is to be reduced in: the main gradient itself for a group of one
+  /// that reduces in the main gradient's dtype, else a buffer. The caller writes it on the current stream, then calls
+  /// `gradient_written`.
+  [[nodiscard]] GradientTarget gradient_target(UseId use, at::ScalarType dtype);
+  /// Brings the gradient written last to the main gradient: at once for a group of one, else by a reduce-scatter that
+  /// completes with the next calls.
+  void gradient_written(UseId use);
   /// Completes every reduce-scatter still in flight; before gradients are reduced further.
   void finish_gradients();
 
@@ -101,6 +108,7 @@ class WeightChain {
   [[nodiscard]] Gather& gather_state(UseId use, Pass pass);
   void launch_gather(UseId use, Pass pass);
   [[nodiscard]] std::ptrdiff_t next_use(UseId use, Pass pass) const;
+  [[nodiscard]] at::Tensor whole_gradient(UseId use, at::ScalarType dtype) const;
   void finish_scatter(UseId use);
   void contribution_added(UseId use);
 
@@ -116,6 +124,8 @@ class WeightChain {
   // Two buffers a pass, taken in turns by chain position, so that a weight being read and the next one never share.
   std::vector<std::shared_ptr<GatheredWeight::Slot>> slots_;  // [pass * 2 + parity]
   std::ptrdiff_t in_flight_[3] = {-1, -1, -1};                // per pass: the prefetched use, or -1
+  at::Tensor staging_[2];  // whole gradients on their way, taken in turns by chain position; raw bytes
+  at::Tensor written_;     // the tensor of the last gradient_target: main gradient or a padded whole gradient
 };
 
 }  // namespace pgpt::gtp

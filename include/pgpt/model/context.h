@@ -24,6 +24,7 @@ struct Observer {
 struct DropoutCursor {
   std::uint64_t hidden_seed = 0, hidden_offset = 0;
   std::uint64_t attention_seed = 0, attention_offset = 0;
+  at::Tensor hidden_base, attention_base;  ///< int64 scalars on the device, added to the offsets; undefined = 0
 };
 
 /// What layers need while they run: the chain that holds their weights, where gradients go, and how to compute.
@@ -33,8 +34,7 @@ struct StepContext {
   gtp::WeightChain* chain = nullptr;
   parameter::GradientReducer* reducer = nullptr;  ///< null in evaluation
   bool training = false;                          ///< false: no dropout, nothing saved for backward
-  bool fuse_gradient_accumulation = false;  ///< GEMMs add to fp32 main gradients (or scatter in fp32) without rounding
-  DropoutCursor* dropout = nullptr;         ///< advances with every dropout call
+  DropoutCursor* dropout = nullptr;               ///< advances with every dropout call
   const Observer* observer = nullptr;
 
   void observe(const std::string& name, const at::Tensor& value) const {

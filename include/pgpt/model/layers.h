@@ -26,12 +26,16 @@ struct ResidualStream {
   [[nodiscard]] at::Tensor materialize(const StepContext& context) const;
 };
 
+/// Gradient of the residual stream's sum.
+struct StreamGradient {
+  at::Tensor sum;          // [T,h]
+  at::Tensor column_sums;  // [h] its column sums, where the norm that made it took them along; else undefined
+};
+
 /// A matrix held by the chain, with an optional replicated bias.
 struct Linear {
   gtp::UseId use = 0;
   parameter::Parameter* bias = nullptr;
-  bool fused_gradient =
-      true;  ///< may use fp32 weight gradients under GTP (Transformer Engine modules); else the parameter dtype
 
   /// y [T,N] = x W^T, without the bias.
   [[nodiscard]] at::Tensor forward(const StepContext& context, const at::Tensor& x, gtp::Pass pass,
@@ -55,9 +59,10 @@ struct Norm {
   [[nodiscard]] at::Tensor forward(const StepContext& context, ResidualStream& stream, Saved& saved) const;
   /// The output again, from the saved input and statistics.
   [[nodiscard]] at::Tensor recompute(const StepContext& context, const Saved& saved) const;
-  /// rounded(skip_gradient + dx); adds the gain and bias gradients.
+  /// rounded(skip_gradient + dx); adds the gain and bias gradients. `column_sums`, where not null, receives the
+  /// result's.
   [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& dy, const Saved& saved,
-                                    const at::Tensor& skip_gradient) const;
+                                    const at::Tensor& skip_gradient, at::Tensor* column_sums = nullptr) const;
 };
 
 /// Which parts of a layer are computed again in backward instead of being kept (--recompute-granularity selective).
@@ -113,6 +118,8 @@ class Mlp {
   std::string name;
 
   [[nodiscard]] at::Tensor forward(const StepContext& context, const at::Tensor& x, gtp::Pass pass, Saved& saved) const;
+  /// What backward needs of a forward pass: everything but fc2.
+  void forward_inside(const StepContext& context, const at::Tensor& x, gtp::Pass pass, Saved& saved) const;
   [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& ddelta, const at::Tensor& x,
                                     const Saved& saved) const;
 };
@@ -133,11 +140,16 @@ class TransformerLayer {
   SelectiveRecompute recompute;
   std::string name;
 
-  /// Advances the stream by one layer; the last addition is left to whoever reads the stream next.
+  /// Advances the stream by one layer; the last addition is left to whoever reads the stream next. Without
+  /// `needs_output` (the last layer that is recomputed at once) fc2 does not run and the stream must not be read.
   void forward(const StepContext& context, ResidualStream& stream, std::int64_t batch, const at::Tensor& mask,
-               gtp::Pass pass, Saved& saved) const;
-  /// Takes the gradient of the stream's sum after the layer and returns it before the layer.
-  [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& gradient, Saved& saved) const;
+               gtp::Pass pass, bool needs_output, Saved& saved) const;
+  /// Takes the gradient of the stream's sum after the layer and returns it before the layer, with column sums when
+  /// `with_column_sums`.
+  [[nodiscard]] StreamGradient backward(const StepContext& context, const StreamGradient& gradient,
+                                        bool with_column_sums, Saved& saved) const;
+  /// True when backward has a use for the column sums of its gradient, a stream of type `stream`.
+  [[nodiscard]] bool takes_column_sums(const StepContext& context, at::ScalarType stream) const;
 };
 
 }  // namespace pgpt::model

@@ -10,10 +10,9 @@
 namespace pgpt::parameter {
 
 struct ReducerOptions {
-  bool overlap = false;         ///< reduce a bucket as soon as its last gradient of the last microbatch is ready
-  bool per_token_loss = false;  ///< sums instead of means: no 1/(D*C) factor, SUM over GTP
-  bool check_non_finite =
-      false;  ///< note on the device whether this rank's own gradients are finite, to name the culprit later
+  bool overlap = false;           ///< reduce a bucket as soon as its last gradient of the last microbatch is ready
+  bool per_token_loss = false;    ///< sums instead of means: no 1/(D*C) factor, SUM over GTP
+  bool check_non_finite = false;  ///< note_backward does something
 };
 
 /// Makes main gradients whole: buckets over the replicate-data group, then replicated parameters over GTP (spec/gtp.md
@@ -26,7 +25,7 @@ class GradientReducer {
   GradientReducer(ParameterStore& store, comm::Communicator& replicate_data, comm::Communicator& gtp,
                   const ReducerOptions& options);
 
-  /// Zeroes all main gradients and forgets the last step's readiness.
+  /// Forgets the last step: each parameter's first contribution replaces its main gradient.
   void begin_step();
   /// From now on gradients belong to the step's last microbatch, after which a bucket may leave.
   void begin_last_microbatch();
@@ -34,8 +33,10 @@ class GradientReducer {
   void parameter_ready(Parameter& parameter);
   /// Reduces what has not left yet, waits for everything, and completes parameters replicated over GTP.
   void finish();
-  /// Whether this rank's own gradients of this step held NaN or Inf before they were mixed with others' (reads the
-  /// device; with `check_non_finite` only).
+  /// Notes on the device, with `check_non_finite`, whether the gradient that arrived at the model's input is finite:
+  /// NaN and Inf of any layer reach it, and it has not been mixed with other ranks' yet.
+  void note_backward(const at::Tensor& input_gradient);
+  /// Whether a noted gradient was not finite, so that this rank can be named (reads the device).
   [[nodiscard]] bool produced_non_finite() const;
 
  private:
@@ -49,7 +50,7 @@ class GradientReducer {
   std::vector<std::size_t> missing_;      // per bucket: parameters still to report in the last microbatch
   std::vector<comm::Pending> in_flight_;  // per bucket
   std::vector<bool> launched_;            // per bucket
-  std::vector<at::Tensor> non_finite_;    // fp32 flags, one a launched bucket
+  at::Tensor non_finite_;                 // fp32 flag on the device
 };
 
 }  // namespace pgpt::parameter

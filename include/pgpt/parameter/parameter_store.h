@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pgpt/parameter/random.h"
@@ -44,7 +45,12 @@ struct Parameter {
   std::int64_t bucket = 0;
   bool gtp_duplicate =
       false;  ///< replicated over GTP and held here by a peer other than rank 0: skipped in norms and counts
+  bool awaits_gradient = false;  ///< the main gradient still holds the last step's values: the next ones replace it
 
+  /// True for a step's first contribution, which then replaces the main gradient instead of being added.
+  [[nodiscard]] bool take_first_contribution() { return std::exchange(awaits_gradient, false); }
+  /// Adds a tensor of the local shape, of any dtype, or replaces with a step's first one.
+  void add_to_main_gradient(const at::Tensor& gradient);
   [[nodiscard]] std::int64_t num_elements() const { return weight.numel(); }
   [[nodiscard]] bool sharded() const { return layout.sharded_over(mesh::Axis::kGtp); }
 };

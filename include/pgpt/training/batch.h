@@ -12,7 +12,9 @@ struct LossScaling {
   double loss_scale = 1.0;
 };
 
-/// Copies a micro-batch to the device and works out each token's weight in the objective.
+/// Copies a micro-batch to the device, without a host wait, and works out each token's weight in the objective.
 [[nodiscard]] model::Batch to_device(const data::MicroBatch& batch, const LossScaling& scaling, at::Device device);
+/// The same into the tensors of an earlier batch of the same shape.
+void to_device(const data::MicroBatch& batch, const LossScaling& scaling, model::Batch& into);
 
 }  // namespace pgpt::training

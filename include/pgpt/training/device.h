@@ -2,6 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <optional>
+
 #include "pgpt/comm/launch.h"
 #include "pgpt/config/config.h"
 #include "pgpt/training/training_log.h"
@@ -21,6 +24,22 @@ void configure_numerics(const config::Config& config);
 
 /// Waits until the device has finished all queued work.
 void synchronize(at::Device device);
+
+/// The values of a device tensor on their way to the host.
+class HostCopy {
+ public:
+  /// Queues the copy on the current stream; the tensor may be changed by work queued later.
+  explicit HostCopy(const at::Tensor& values);
+  /// The values, on the CPU; waits until the copy has happened.
+  [[nodiscard]] const at::Tensor& wait();
+  /// Device time in milliseconds from an earlier copy of the same GPU to this one; both must have been waited for.
+  /// Nothing on a CPU.
+  [[nodiscard]] std::optional<double> milliseconds_since(const HostCopy& earlier) const;
+
+ private:
+  at::Tensor host_;
+  std::shared_ptr<void> arrived_;  // CUDA event
+};
 
 /// Bytes held by the allocator of a GPU, or the resident set of this process on a CPU.
 struct MemoryUse {

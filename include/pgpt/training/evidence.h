@@ -48,7 +48,7 @@ class Evidence {
   /// Collects weights and optimizer state after the step and writes the files, without communication. Throws DataError
   /// (a full disk, for example) on this rank alone: the caller tells the others.
   void finish_iteration(const parameter::ParameterStore& store, const optim::Optimizer& optimizer,
-                        const optim::StepOutcome& outcome);
+                        std::optional<double> gradient_norm);
 
  private:
   [[nodiscard]] bool wants(const std::string& kind) const;

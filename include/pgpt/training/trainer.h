@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,10 +17,14 @@
 #include "pgpt/model/gpt.h"
 #include "pgpt/optim/optimizer.h"
 #include "pgpt/optim/schedule.h"
+#include "pgpt/training/batch.h"
 #include "pgpt/training/checkpointing.h"
+#include "pgpt/training/device.h"
 #include "pgpt/training/evidence.h"
+#include "pgpt/training/gemm_tuning.h"
 #include "pgpt/training/groups.h"
 #include "pgpt/training/reporter.h"
+#include "pgpt/training/step_graphs.h"
 #include "pgpt/training/timers.h"
 
 namespace pgpt::training {
@@ -35,7 +41,7 @@ class Trainer {
   /// Trains to the end (or evaluates only, with --skip-train), with the evaluations asked for.
   void run();
 
-  /// One training step: all micro-batches, reduction, update, report.
+  /// One training step, waited for: launch_step, then finish_step.
   const StepReport& step();
   /// Evaluates `iterations` global batches of a set; collective. Empty when the set does not exist.
   struct Evaluation {
@@ -44,7 +50,7 @@ class Trainer {
   };
   [[nodiscard]] std::optional<Evaluation> evaluate(data::Split split, bool announce);
 
-  /// Called after each step, before its line is printed (tests).
+  /// Called when a step has finished, before its line is printed (tests).
   std::function<void(const StepReport&)> on_step;
 
   [[nodiscard]] parameter::ParameterStore& store() { return *store_; }
@@ -69,9 +75,39 @@ class Trainer {
     double loss = 0;                    ///< mean over all tokens of the step, fp32
     data::PackedStatistics statistics;  ///< over all ranks
   };
-  [[nodiscard]] StepLoss reduce_losses(const at::Tensor& local_sum, const data::PackedStatistics& local);
-  void stop_on_non_finite_loss(const at::Tensor& local_sum, double reduced_sum);
-  void stop_on_non_finite_gradient(double norm);
+  /// Totals of losses and tokens, fp64 on the device: the sum of losses first.
+  static constexpr std::int64_t kNumTotals = 7;
+  void upload_counts(const data::PackedStatistics& local);
+  void reduce_totals(const at::Tensor& loss_sum);
+  [[nodiscard]] static StepLoss read_totals(const double* totals);
+
+  /// A step whose device work is queued: what the host knows already, and the rest on its way.
+  struct LaunchedStep {
+    StepReport report;
+    HostCopy results;  // fp64 [kNumResults]
+    bool overflowed = false;
+    bool ran_ahead = false;  ///< queued behind an unfinished step
+  };
+  /// Results of a step, fp64 on the device: the totals, then these.
+  static constexpr std::int64_t kLocalLoss = kNumTotals, kGradNorm = kNumTotals + 1, kRefused = kNumTotals + 2,
+                                kNumZeros = kNumTotals + 3, kParamsNorm = kNumTotals + 4, kNumResults = kNumTotals + 5;
+  /// Queues one step: all micro-batches, reduction, update. Counters and schedules advance here; only a loss scaler
+  /// makes the host wait.
+  void launch_step();
+  /// Waits for the oldest launched step, checks it and makes its report.
+  const StepReport& finish_step();
+  /// Finishes and prints launched steps until `keep` are left.
+  void finish_steps(std::size_t keep);
+  void print_step(const StepReport& report);
+  /// Whether the step after this one may be launched before this one has finished.
+  [[nodiscard]] bool may_run_ahead() const;
+  void run_microbatches(std::int64_t num_microbatches, const std::function<model::Batch(std::int64_t)>& next_batch);
+  void finish_gradients();
+  void reduce_and_update(bool update);
+  [[nodiscard]] bool launch_eager(const LossScaling& scaling, const optim::StepInputs& inputs);
+  void launch_graph(const LossScaling& scaling, const optim::StepInputs& inputs);
+  void stop_on_non_finite_loss(std::int64_t iteration, double local_sum, double reduced_sum);
+  void stop_on_non_finite_gradient(std::int64_t iteration, double norm);
   void skip_iteration();
   void evaluate_and_report(data::Split split, bool final);
   [[nodiscard]] RunPosition position() const;
@@ -81,16 +117,20 @@ class Trainer {
   [[nodiscard]] bool out_of_time() const;
   [[nodiscard]] static double now_seconds();
   [[nodiscard]] bool evaluation_due() const;
-  void print_memory(MemoryReportSchedule::Report report);
+  [[nodiscard]] bool save_due() const;
+  [[nodiscard]] bool exit_interval_due() const;
+  void print_memory(MemoryReportSchedule::Report report, std::int64_t iteration);
   void print_memory_line(const std::string& when) const;
   void print_memory_table() const;  ///< estimate and measurement side by side, once, on GPUs
 
   config::Config config_;
   comm::World& world_;
   at::Device device_;
+  std::unique_ptr<StepGraphs> graphs_;  // with --cuda-graph-impl; first, since it chooses the stream
   LineSink print_;
   mesh::Mesh mesh_;
   Groups groups_;
+  GemmTuning gemm_tuning_;
   kernels::Policy policy_;
   Timers timers_;
   parameter::RandomStreams streams_;
@@ -108,6 +148,15 @@ class Trainer {
   std::unique_ptr<Checkpointer> checkpointer_;
   std::optional<Reporter> reporter_;
 
+  at::Tensor totals_;                        // [kNumTotals] fp64 on the device
+  at::Tensor results_;                       // [kNumResults] fp64 on the device
+  at::Tensor loss_sum_;                      // fp32 scalar on the device: this rank's sum of the step
+  at::Tensor dropout_base_;                  // int64 [2] on the device: where dropout streams stand, for graphs
+  std::vector<model::Batch> graph_batches_;  // inputs of the captured steps, one a micro-batch
+  std::map<std::int64_t, model::DropoutCursor> drawn_;  // dropout calls of one captured step, by micro-batches
+  std::deque<LaunchedStep> launched_;
+  std::optional<HostCopy> last_results_;  // of the last finished step
+
   double started_;  // seconds, for --exit-duration-in-mins
   std::int64_t iteration_ = 0;
   std::int64_t consumed_samples_ = 0;
@@ -116,7 +165,11 @@ class Trainer {
   double floating_point_operations_ = 0;  // of the whole run, over all ranks
   std::int64_t saved_at_ = -1;            // iteration of this process's last persistent save
   std::int64_t saves_ = 0;                // by this process
-  StepReport report_;
+  StepReport report_;                     // of the last finished step
+  std::int64_t finished_ = 0;             // steps of this process
+  std::int64_t launched_count_ = 0;
+  std::optional<MemoryReportSchedule> memory_schedule_;
+  std::vector<std::string> timer_names_;
   double interval_start_ = 0;  // seconds; moved by evaluations so that steps are timed without them
 };
 
