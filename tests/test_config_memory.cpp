@@ -119,6 +119,13 @@ TEST_CASE("each recompute choice keeps what it says", "[cpu][config]") {
   }
 }
 
+TEST_CASE("logits in parts need less memory for themselves", "[cpu][config]") {
+  const MemoryMoment whole = moment_of(rank_of(kSmall), "backward of the output layer");
+  const MemoryMoment parts = moment_of(rank_of(kSmall + "--logits-chunks 4"), "backward of the output layer");
+  CHECK(parts.logits == whole.logits / 4);
+  CHECK(parts.work == whole.work + kHidden / 4);  // input gradients of a part and as a whole
+}
+
 TEST_CASE("GTP divides the state and adds gather buffers and gradients in flight", "[cpu][config]") {
   const RankEstimate one = rank_of(kSmall);
   const RankEstimate two = rank_of(kSmall + "--tensor-parallel-num-weight-shards 2", 2);

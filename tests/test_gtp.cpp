@@ -134,6 +134,15 @@ TEST_CASE("GTP with data parallelism equals plain data parallelism in fp32", "[c
   check_equal_sums(run(kUntied + shards_flag(2) + "--overlap-grad-reduce --ddp-bucket-size 20000", 4), one);
 }
 
+TEST_CASE("logits in parts equal whole ones in fp32, tied and untied, with evaluation", "[cpu][gtp]") {
+  for (const std::string& model : {kUntied, kNoBias}) {
+    INFO(model);
+    const Run whole = run(model + "--eval-interval 2 --eval-iters 1 ", 1);
+    check_equal_sums(run(model + "--eval-interval 2 --eval-iters 1 --logits-chunks 3 ", 1), whole);
+    check_equal_sums(run(model + "--eval-interval 2 --eval-iters 1 --logits-chunks 5 " + shards_flag(2), 2), whole);
+  }
+}
+
 TEST_CASE("prefetch, asynchronous scatter and recompute change no bit", "[cpu][gtp]") {
   for (const std::string& precision :
        {std::string(), std::string("--bf16 "), std::string("--bf16 --no-gradient-accumulation-fusion ")}) {

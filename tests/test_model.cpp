@@ -203,6 +203,14 @@ TEST_CASE("the model's backward equals libtorch autograd in fp64", "[cpu][model]
   check_model(plain + untied + "--attention-backend unfused ", kBound);
 }
 
+TEST_CASE("logits in parts give the same gradients in fp64", "[cpu][model]") {
+  // 24 tokens in 3 equal parts, in 5 with a short last one, and more parts than tokens.
+  for (const char* parts : {"--logits-chunks 3 ", "--logits-chunks 5 ", "--logits-chunks 100 "}) {
+    check_model(std::string(parts) + "--no-bias-gelu-fusion --untie-embeddings-and-output-weights ", kBound);
+    check_model(std::string(parts) + "--no-bias-gelu-fusion ", kBound);  // tied: two gradients of one weight
+  }
+}
+
 TEST_CASE("recompute gives the same gradients in fp64", "[cpu][model]") {
   const std::string model =
       "--disable-bias-linear --swiglu --normalization RMSNorm --qk-layernorm --group-query-attention "

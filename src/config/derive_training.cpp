@@ -186,6 +186,7 @@ void derive_run_length(Derivation& d) {
   t.seed = d.positive("seed");
   t.data_parallel_random_init = v.flag("data_parallel_random_init");
   t.kernels = v.text("kernels") == "fast" ? KernelSet::kFast : KernelSet::kReference;
+  t.logits_chunks = d.positive("logits_chunks");
   t.gemm_algorithms = v.text("gemm_algorithms");
   PGPT_CHECK(ConfigError, t.gemm_algorithms.empty() || t.params_dtype != Dtype::kFloat32, "--gemm-algorithms ",
              t.gemm_algorithms, " is for 16-bit matrices; add --bf16 or --fp16, or remove it");

@@ -202,8 +202,14 @@ std::vector<MemoryMoment> memory_moments(const Config& config, const StagePlace&
 
   if (place.last) {
     const double final_norm = z.stream + z.hidden + z.norm_statistics;
-    moments.push_back({"backward of the output layer", kept + final_norm + z.batch, z.logits,
-                       z.hidden + gradient_in_flight(z, chain.vocabulary, false)});
+    // In parts: the input gradient as a whole and of a part, and a sum in fp32 where the gradient is 16-bit.
+    const auto parts = static_cast<double>(config.training.logits_chunks);
+    const double sum = parts > 1 && gradient_element(config, false) == 2
+                           ? static_cast<double>(chain.vocabulary.rows * chain.vocabulary.columns) * 4
+                           : 0;
+    moments.push_back(
+        {"backward of the output layer", kept + final_norm + z.batch, z.logits / parts,
+         z.hidden * (parts > 1 ? 1 + 1 / parts : 1) + sum + gradient_in_flight(z, chain.vocabulary, false)});
   }
   // Backward of the layers runs from the last one, when all the others are still kept; a recomputed unit joins them,
   // and its first layer shares the unit's kept input.
@@ -269,6 +275,11 @@ double buffer_bytes(const Config& config, const StagePlace& place) {
     const double elements = static_cast<double>(rows) * static_cast<double>(uses[i].matrix.columns);
     largest[i % 2] = std::max(largest[i % 2], elements);
     largest_gradient[i % 2] = std::max(largest_gradient[i % 2], elements * uses[i].gradient);
+  }
+  if (config.parallel.gtp_transport == GtpTransport::kCopyEngine) {
+    // The peers' parts of the largest gradient; and a page of flags for each of the two groups.
+    const auto peers = static_cast<double>(config.parallel.gtp);
+    bytes += (peers - 1) / peers * std::max(largest_gradient[0], largest_gradient[1]) + 2 * 2.0 * 1024 * 1024;
   }
   const bool again = config.training.recompute == RecomputeGranularity::kFull || recomputes(config.training, "mlp");
   return bytes + (largest[0] + largest[1]) * element * (again ? 2 : 1) + largest_gradient[0] + largest_gradient[1];

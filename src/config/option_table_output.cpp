@@ -156,6 +156,9 @@ Rows own_rows() {
       text("--gemm-algorithms", kNone,
            "File of tuned cuBLASLt algorithms for matrix products on GPUs; shapes it lacks are timed and added.")
           .own(),
+      integer("--logits-chunks", "1",
+              "Parts of a micro-batch's tokens whose logits exist at once; more need less memory.")
+          .own(),
       text("--metrics-file", kNone, "File for one JSON object a step.").own(),
       on("--log-progress-line", "Print time left and tokens/s; default only on a terminal.").default_none().own(),
       off("--no-log-progress-line", "Never print that line.").default_none().own(),

@@ -37,6 +37,8 @@ void check_runnable(const Config& config) {
       ConfigError, !config.training.cuda_graph || p.gtp == 1 || p.gtp_transport == GtpTransport::kNccl,
       "--gtp-transport copy-engine cannot be part of a CUDA graph (--cuda-graph-impl); use --gtp-transport nccl");
   const TrainingConfig& t = config.training;
+  PGPT_CHECK(ConfigError, t.logits_chunks == 1 || config.logging.evidence_dir.empty(), "--logits-chunks ",
+             t.logits_chunks, ": the logits that --evidence-dir writes never exist as a whole; remove one of the two");
   if (t.cuda_graph) {
     constexpr auto kGraph = "--cuda-graph-impl full_iteration captures a step that the host cannot look into; ";
     PGPT_CHECK(ConfigError, t.params_dtype != Dtype::kFloat16 && !t.loss_scale, kGraph,

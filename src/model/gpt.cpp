@@ -50,7 +50,7 @@ kernels::ActivationOptions activation_options(const config::ModelConfig& config)
 
 GptModel::GptModel(const config::ModelConfig& model, const config::TrainingConfig& training,
                    parameter::ParameterStore& store, at::Device device)
-    : config_(model) {
+    : config_(model), logits_chunks_(training.logits_chunks) {
   if (config_.has_rope()) {
     kernels::RopeOptions options;
     options.dim = static_cast<std::int64_t>(static_cast<double>(config_.kv_channels) * config_.rotary_percent);
@@ -226,19 +226,75 @@ LossSum GptModel::run_forward(const StepContext& context, const Batch& batch, bo
   }
   const Tensor y = final_norm_.forward(context, stream, saved.final_norm);
   context.observe("decoder.final_layernorm", y);
-  Tensor logits = output_.forward(context, y, Pass::kForward);
-  context.observe("logits", logits);
   LossSum loss;
-  if (with_gradient) {
-    loss.token_losses =
-        kernels::cross_entropy_forward_backward_(logits, batch.labels, batch.gradient_scale, context.policy);
-    saved.dlogits = std::move(logits);
+  if (logits_chunks_ > 1) {
+    loss.token_losses = with_gradient ? losses_and_gradients_in_parts(context, batch, y, saved.doutput)
+                                      : losses_in_parts(context, batch, y);
   } else {
-    loss.token_losses = kernels::cross_entropy_forward(logits, batch.labels, context.policy);
+    Tensor logits = output_.forward(context, y, Pass::kForward);
+    context.observe("logits", logits);
+    if (with_gradient) {
+      loss.token_losses =
+          kernels::cross_entropy_forward_backward_(logits, batch.labels, batch.gradient_scale, context.policy);
+      saved.dlogits = std::move(logits);
+    } else {
+      loss.token_losses = kernels::cross_entropy_forward(logits, batch.labels, context.policy);
+    }
   }
   loss.sum = loss.token_losses.mul(batch.loss_mask).sum();
   context.chain->end_pass(Pass::kForward);
   return loss;
+}
+
+void GptModel::for_each_part(std::int64_t tokens, const std::function<void(std::int64_t, std::int64_t)>& work) const {
+  const std::int64_t size = (tokens + logits_chunks_ - 1) / logits_chunks_;
+  for (std::int64_t first = 0; first < tokens; first += size) work(first, std::min(size, tokens - first));
+}
+
+Tensor GptModel::losses_in_parts(const StepContext& context, const Batch& batch, const Tensor& y) const {
+  const gtp::GatheredWeight weight = context.chain->read(output_.use, Pass::kForward);
+  std::vector<Tensor> losses;
+  for_each_part(y.size(0), [&](std::int64_t first, std::int64_t count) {
+    const Tensor logits = kernels::linear(y.narrow(0, first, count), weight.get(), {}, true, context.policy);
+    losses.push_back(kernels::cross_entropy_forward(logits, batch.labels.narrow(0, first, count), context.policy));
+  });
+  return at::cat(losses);
+}
+
+Tensor GptModel::losses_and_gradients_in_parts(const StepContext& context, const Batch& batch, const Tensor& y,
+                                               Tensor& dy) const {
+  gtp::WeightChain& chain = *context.chain;
+  // Backward begins here, so the weight is read in both passes.
+  (void)chain.read(output_.use, Pass::kForward);
+  chain.end_pass(Pass::kForward);
+  const gtp::GatheredWeight weight = chain.read(output_.use, Pass::kBackward);
+  const gtp::WeightChain::GradientTarget target =
+      chain.gradient_target(output_.use, chain.uses()[output_.use].gradient_dtype);
+  // The sum over the parts is not rounded in between, whatever type the gradient has in the end.
+  const bool wide = target.tensor.element_size() == 2;
+  Tensor sum = wide ? at::empty(target.tensor.sizes(), target.tensor.options().dtype(at::kFloat)) : target.tensor;
+  std::vector<Tensor> losses;
+  dy = at::empty_like(y);
+  for_each_part(y.size(0), [&](std::int64_t first, std::int64_t count) {
+    const Tensor part = y.narrow(0, first, count);
+    Tensor logits = kernels::linear(part, weight.get(), {}, true, context.policy);
+    losses.push_back(kernels::cross_entropy_forward_backward_(
+        logits, batch.labels.narrow(0, first, count), batch.gradient_scale.narrow(0, first, count), context.policy));
+    dy.narrow(0, first, count).copy_(kernels::linear_input_gradient(logits, weight.get(), context.policy));
+    const bool overwrite = first == 0 && (wide || target.overwrite);
+    kernels::add_weight_gradient(sum, logits, part, wide ? 1.0 : target.scale, overwrite, context.policy);
+  });
+  if (wide) {
+    sum.mul_(target.scale);
+    Tensor gradient = target.tensor;
+    if (target.overwrite) {
+      gradient.copy_(sum);
+    } else {
+      gradient.add_(sum);
+    }
+  }
+  chain.gradient_written(output_.use);
+  return at::cat(losses);
 }
 
 LossSum GptModel::forward(const StepContext& context, const Batch& batch) {
@@ -250,7 +306,8 @@ LossSum GptModel::forward_backward(const StepContext& context, const Batch& batc
   Saved saved;
   LossSum loss = run_forward(context, batch, true, saved);
 
-  const Tensor dy = output_.backward(context, saved.dlogits, saved.final_norm.y);
+  const Tensor dy =
+      saved.doutput.defined() ? std::move(saved.doutput) : output_.backward(context, saved.dlogits, saved.final_norm.y);
   saved.dlogits.reset();
   // The norm below which `layers` layers lie takes column sums along where the last of them has a use for them.
   const at::ScalarType stream_type = saved.final_norm.x.scalar_type();

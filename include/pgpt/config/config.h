@@ -206,8 +206,9 @@ struct TrainingConfig {
   bool exit_signal_handler = false;
   std::string exit_signal = "SIGTERM";
   KernelSet kernels = KernelSet::kFast;
-  std::string gemm_algorithms;  ///< --gemm-algorithms: file of tuned matrix products, empty = libtorch computes them
-  bool cuda_graph = false;      ///< --cuda-graph-impl full_iteration
+  std::int64_t logits_chunks = 1;  ///< parts of the tokens whose logits exist one after the other
+  std::string gemm_algorithms;     ///< --gemm-algorithms: file of tuned matrix products, empty = libtorch computes them
+  bool cuda_graph = false;         ///< --cuda-graph-impl full_iteration
   std::int64_t cuda_graph_warmup_steps = 3;
   bool reduced_precision_matmul = true;  ///< --disable-bf16-reduced-precision-matmul turns it off
   bool operator==(const TrainingConfig&) const = default;

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -66,6 +67,7 @@ class GptModel {
     std::vector<ChunkSaved> chunks;
     Norm::Saved final_norm;
     at::Tensor dlogits;  // [T,V]
+    at::Tensor doutput;  // [T,h] gradient of the final norm's output, instead, with --logits-chunks
   };
 
   void build_layers(const config::TrainingConfig& training, parameter::ParameterStore& store);
@@ -75,10 +77,18 @@ class GptModel {
                       const Saved& saved) const;
   void run_chunk(const StepContext& context, const Chunk& chunk, ResidualStream& stream, const Batch& batch,
                  gtp::Pass pass, ChunkSaved& saved) const;
+  /// Calls work(first token, count) for each part of `tokens` whose logits may exist at once.
+  void for_each_part(std::int64_t tokens, const std::function<void(std::int64_t, std::int64_t)>& work) const;
+  /// Token losses from the final norm's output y [T,h], part by part; forward only.
+  [[nodiscard]] at::Tensor losses_in_parts(const StepContext& context, const Batch& batch, const at::Tensor& y) const;
+  /// The same with both gradients of the output layer: y's is returned in `dy`, the weight's goes to the chain.
+  [[nodiscard]] at::Tensor losses_and_gradients_in_parts(const StepContext& context, const Batch& batch,
+                                                         const at::Tensor& y, at::Tensor& dy) const;
   [[nodiscard]] LossSum run_forward(const StepContext& context, const Batch& batch, bool with_gradient,
                                     Saved& saved) const;
 
   config::ModelConfig config_;
+  std::int64_t logits_chunks_ = 1;
   parameter::Parameter* word_embeddings_ = nullptr;
   parameter::Parameter* position_embeddings_ = nullptr;  // null without a learned table
   std::vector<TransformerLayer> layers_;
