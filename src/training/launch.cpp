@@ -14,6 +14,7 @@
 #include "pgpt/data/tokenizer.h"
 #include "pgpt/training/device.h"
 #include "pgpt/training/exit_signals.h"
+#include "pgpt/training/library_errors.h"
 #include "pgpt/training/startup_lines.h"
 #include "pgpt/training/trainer.h"
 
@@ -120,24 +121,15 @@ ExitCode launch(const std::vector<std::string>& arguments) noexcept {
       // The run has failed already, and its own reason has been printed.
     }
     return error.code();
-  } catch (const Error& error) {
-    if (speaks) log::error(error.what());
-    if (world) {
-      world->announce_failure(error.what());
-      ::_exit(static_cast<int>(error.code()));
-    }
-    return error.code();
   } catch (const std::exception& error) {
-    // libtorch's own errors: CUDA ones end with the device code.
-    const std::string what = error.what();
-    const bool device = what.find("CUDA") != std::string::npos || what.find("NCCL") != std::string::npos;
-    const ExitCode code = device ? ExitCode::kDevice : ExitCode::kConfiguration;
-    log::error(what);
+    const Error failure = translate(error);
+    // What every rank finds alike before they have met is said once a node; surprises are said by each.
+    if (speaks || dynamic_cast<const Error*>(&error) == nullptr) log::error(failure.what());
     if (world) {
-      world->announce_failure(what);
-      ::_exit(static_cast<int>(code));
+      world->announce_failure(failure.what());
+      ::_exit(static_cast<int>(failure.code()));
     }
-    return code;
+    return failure.code();
   }
 }
 

@@ -1,6 +1,7 @@
 #include "pgpt/training/step_graphs.h"
 
 #include "pgpt/base/error.h"
+#include "pgpt/training/library_errors.h"
 #ifdef PGPT_WITH_CUDA
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -47,7 +48,7 @@ void StepGraphs::run(std::int64_t key, const std::function<void()>& work) {
       captured->capture_end();
     } catch (const std::exception& error) {
       throw DeviceError(concat("--cuda-graph-impl full_iteration: a training step of ", key,
-                               " micro-batches could not be captured; run without it. ", error.what()));
+                               " micro-batches could not be captured; run without it. ", translate(error).what()));
     }
     graph = std::move(captured);
   }
