@@ -21,6 +21,7 @@ TEST_CASE("what cannot run yet is refused after validation, and dry runs go on",
       {"--fp16 --cuda-graph-impl full_iteration", "decide about overflows on the host: use --bf16", 1},
       {"--bf16 --loss-scale 4 --cuda-graph-impl full_iteration", "decide about overflows on the host: use --bf16", 1},
       {"--cuda-graph-impl local --cuda-graph-scope full_iteration --timing-log-level 1", "--timing-log-level 1", 1},
+      {"--cuda-graph-impl full_iteration --reset-attention-mask", "--reset-attention-mask gives a mask to some", 1},
       {"--cuda-graph-impl full_iteration --evidence-dir D", "remove --evidence-dir D or the graph", 1},
   };
   for (const Rule& rule : rules) {

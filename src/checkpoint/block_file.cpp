@@ -34,6 +34,14 @@ int open_direct(const std::string& path, int flags, std::uint64_t size) {
   return -1;
 }
 
+/// A call again for as long as signals interrupt it (some file systems do not restart theirs).
+template <class Call>
+int unless_interrupted(const Call& call) {
+  int result = call();
+  while (result != 0 && errno == EINTR) result = call();
+  return result;
+}
+
 void close_if_open(int& descriptor) {
   if (descriptor >= 0) ::close(descriptor);
   descriptor = -1;
@@ -56,7 +64,8 @@ OutputFile::OutputFile(std::string path, std::uint64_t size) : path_(std::move(p
   direct_ = open_direct(path_, O_WRONLY, size);
 #ifdef __linux__
   // File systems that cannot reserve space are no error.
-  if (size > 0 && ::fallocate(cached_, 0, 0, static_cast<off_t>(size)) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+  const auto reserve = [&] { return ::fallocate(cached_, 0, 0, static_cast<off_t>(size)); };
+  if (size > 0 && unless_interrupted(reserve) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     const int cause = errno;
     close_if_open(cached_);
     close_if_open(direct_);
@@ -96,7 +105,7 @@ void OutputFile::write(const char* data, std::uint64_t size, std::uint64_t offse
   while (at < end && !refused_) {
     const ssize_t n = ::pwrite(direct_, data + (at - offset), end - at, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno != EINVAL) fail();
+    if (n < 0 && errno != EINVAL && errno != EFAULT) fail();  // some drivers' pinned memory cannot be used directly
     const std::uint64_t whole = n < 0 ? 0 : page_down(static_cast<std::uint64_t>(n));
     at += whole;
     if (whole == 0) refused_ = true;  // the file system wants larger units than pages, or none at all
@@ -135,11 +144,11 @@ void OutputFile::write_cached(const char* data, std::uint64_t size, std::uint64_
 void OutputFile::finish() {
   std::sort(kept_.begin(), kept_.end());
   for (const auto& [offset, bytes] : kept_) write_cached(bytes.data(), bytes.size(), offset);
-  if (::fsync(cached_) != 0) fail();
+  if (unless_interrupted([&] { return ::fsync(cached_); }) != 0) fail();
   close_if_open(direct_);
   const int closed = ::close(cached_);
   cached_ = -1;
-  if (closed != 0) fail();
+  if (closed != 0 && errno != EINTR) fail();  // Linux has closed it even then
 }
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
@@ -167,7 +176,7 @@ std::uint64_t InputFile::read_some(int descriptor, char* data, std::uint64_t siz
   while (done < needed) {
     const ssize_t n = ::pread(descriptor, data + done, size - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EINVAL && descriptor == direct_) {
+    if (n < 0 && (errno == EINVAL || errno == EFAULT) && descriptor == direct_) {
       refused_ = true;
       return done;
     }

@@ -348,10 +348,13 @@ void PeerMemory::close() {
   closed_ = true;
   for (const auto& [key, base] : imports_) PGPT_CUDA_CHECK(cudaIpcCloseMemHandle(base));
   imports_.clear();
-  // Memory must not be freed while a peer maps it.
+  // Memory must not be freed while a peer maps it. One that was killed on its way out never says so: then the end of
+  // this process frees it.
   constexpr auto kClosedKey = "peer_memory/closed";
   store_->add(kClosedKey, 1);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (store_->add(kClosedKey, 0) < static_cast<std::int64_t>(record_->ranks.size())) {
+    if (std::chrono::steady_clock::now() > deadline) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   shared_.clear();

@@ -177,6 +177,8 @@ void derive_world(Derivation& d) {
   d.values.derive("expert_tensor_parallel_size", p.expert_tensor);
   p.average_in_collective = d.values.flag("ddp_average_in_collective");
   p.gtp_prefetch = d.values.flag("gtp_prefetch");
+  if (p.gtp == 1 && d.values.text("gtp_transport") != "nccl")
+    d.notice("WARNING: --gtp-transport copy-engine has no effect without --tensor-parallel-num-weight-shards above 1");
   p.gtp_transport = d.values.text("gtp_transport") == "nccl" ? GtpTransport::kNccl : GtpTransport::kCopyEngine;
   p.gtp_async_reduce_scatter = d.values.flag("gtp_async_reduce_scatter");
   p.gtp_fp32_accumulation = d.values.flag("gtp_remat_reduce_scatter_with_fp32_accumulation");

@@ -196,6 +196,7 @@ void derive_run_length(Derivation& d) {
   const std::vector<std::string> scope = v.texts("cuda_graph_scope");
   const bool whole = std::find(scope.begin(), scope.end(), "full_iteration") != scope.end();
   t.cuda_graph = graphs == "full_iteration" || (graphs == "local" && whole);
+  if (t.cuda_graph && v.flag("skip_train")) d.notice("WARNING: --cuda-graph-impl has no effect with --skip-train");
   t.cuda_graph_warmup_steps = v.integer("cuda_graph_warmup_steps");
   PGPT_CHECK(ConfigError, t.cuda_graph_warmup_steps >= 1, "--cuda-graph-warmup-steps ", t.cuda_graph_warmup_steps,
              ": libraries and communicators set themselves up in steps before the capture; give 1 or more");

@@ -43,6 +43,8 @@ void check_runnable(const Config& config) {
     constexpr auto kGraph = "--cuda-graph-impl full_iteration captures a step that the host cannot look into; ";
     PGPT_CHECK(ConfigError, t.params_dtype != Dtype::kFloat16 && !t.loss_scale, kGraph,
                "--fp16 and --loss-scale decide about overflows on the host: use --bf16");
+    PGPT_CHECK(ConfigError, !config.data.reset_attention_mask || !config.data.create_attention_mask, kGraph,
+               "--reset-attention-mask gives a mask to some micro-batches and none to others: remove one of the two");
     PGPT_CHECK(ConfigError, config.logging.evidence_dir.empty(), kGraph, "remove --evidence-dir ",
                config.logging.evidence_dir, " or the graph");
     PGPT_CHECK(ConfigError, config.logging.timing_level == 0, kGraph, "--timing-log-level ",

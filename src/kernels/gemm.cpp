@@ -233,8 +233,8 @@ const GemmAlgorithm& choose(GemmAlgorithms& algorithms, const Library& library, 
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   PGPT_CUDA_CHECK(cudaStreamIsCapturing(library.stream, &capture));
   if (!algorithms.tunes() || capture != cudaStreamCaptureStatusNone) {
-    // A graph that is being captured runs nothing, so nothing can be timed.
-    return algorithms.add(s, suggestions(library, s, description, 1).front(), false);
+    // A graph that is being captured runs nothing, so nothing can be timed; but a later run must choose the same.
+    return algorithms.add(s, suggestions(library, s, description, 1).front(), algorithms.tunes());
   }
   GemmAlgorithm mine;
   if (algorithms.chooser()) {

@@ -52,8 +52,6 @@ void GradientReducer::note_backward(const at::Tensor& input_gradient) {
   if (options_.check_non_finite) at::maximum_out(non_finite_, non_finite_, kernels::has_non_finite(input_gradient));
 }
 
-bool GradientReducer::produced_non_finite() const { return non_finite_.defined() && non_finite_.item<float>() != 0.0F; }
-
 void GradientReducer::finish() {
   for (std::size_t i = 0; i < store_.buckets().size(); ++i) {
     if (!launched_[i]) launch(i);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "pgpt/base/error.h"
+#include "pgpt/training/library_errors.h"
 
 namespace pgpt::training {
 
@@ -15,12 +16,10 @@ void together(comm::Communicator& all, at::Device device, const std::function<vo
   auto code = ExitCode::kDone;
   try {
     work();
-  } catch (const Error& error) {
-    failure = error.what();
-    code = error.code();
-  } catch (const std::exception& error) {  // of the file system, libtorch or the allocator
-    failure = error.what();
-    code = ExitCode::kConfiguration;
+  } catch (const std::exception& error) {
+    const Error translated = translate(error);  // it may come from the file system, libtorch or the allocator
+    failure = translated.what();
+    code = translated.code();
   }
   // Lowest failing rank and its exit code in one number, so that every rank ends alike.
   constexpr std::int64_t kCodes = 16;
@@ -37,6 +36,7 @@ void together(comm::Communicator& all, at::Device device, const std::function<vo
 
 std::vector<std::int64_t> agree_max(comm::Communicator& all, at::Device device,
                                     const std::vector<std::int64_t>& values) {
+  if (all.size() == 1) return values;
   const auto count = static_cast<std::int64_t>(values.size());
   at::Tensor tensor = at::empty({count}, at::kLong);
   std::copy(values.begin(), values.end(), tensor.data_ptr<std::int64_t>());

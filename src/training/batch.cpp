@@ -58,6 +58,7 @@ model::Batch to_device(const data::MicroBatch& batch, const LossScaling& scaling
 void to_device(const data::MicroBatch& batch, const LossScaling& scaling, model::Batch& into) {
   const model::Batch host = on_host(batch, scaling, into.tokens.is_cuda());
   for (const auto part : kParts) {
+    PGPT_ASSERT((host.*part).defined() == (into.*part).defined(), "batches of different parts in one place");
     if ((host.*part).defined()) (into.*part).copy_(host.*part, /*non_blocking=*/true);
   }
 }

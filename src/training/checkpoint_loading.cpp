@@ -11,6 +11,7 @@
 #include "pgpt/config/option_table.h"
 #include "pgpt/training/agreement.h"
 #include "pgpt/training/checkpointing.h"
+#include "pgpt/training/device.h"
 
 namespace pgpt::training {
 
@@ -144,6 +145,7 @@ void Checkpointer::load_tensors(const checkpoint::Checkpoint& checkpoint, bool w
                "; check the model options, or ignore it with --dist-ckpt-strictness log_unexpected");
     print_first("WARNING: " + found);
   }
+  synchronize(device_);  // other threads fill the tensors, on streams of their own
   checkpoint.load(targets, !with_optimizer, io_options());
 }
 

@@ -183,7 +183,8 @@ checkpoint::Manifest Checkpointer::describe(const RunPosition& position) const {
 }
 
 void Checkpointer::start(const RunPosition& position) {
-  if (config_.checkpoint.async_save && (enabled(Kind::kPersistent) || enabled(Kind::kNonPersistent))) {
+  if (config_.checkpoint.async_save && !config_.training.skip_train &&
+      (enabled(Kind::kPersistent) || enabled(Kind::kNonPersistent))) {
     // Taking so much memory lasts longer than the copy: done now, so that the first save does not stall training.
     run_together([&] { (void)checkpoint::host_snapshot(parts(), snapshot_); });
   }

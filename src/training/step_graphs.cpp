@@ -47,6 +47,11 @@ void StepGraphs::run(std::int64_t key, const std::function<void()>& work) {
       work();
       captured->capture_end();
     } catch (const std::exception& error) {
+      try {
+        captured->capture_end();  // what follows must find the stream usable
+      } catch (const std::exception&) {
+        // The capture was broken already.
+      }
       throw DeviceError(concat("--cuda-graph-impl full_iteration: a training step of ", key,
                                " micro-batches could not be captured; run without it. ", translate(error).what()));
     }

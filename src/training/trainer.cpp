@@ -116,11 +116,11 @@ void Trainer::stop_on_non_finite_loss(std::int64_t iteration, double local_sum, 
                     rank == world_.rank());
 }
 
-void Trainer::stop_on_non_finite_gradient(std::int64_t iteration, double norm) {
+void Trainer::stop_on_non_finite_gradient(std::int64_t iteration, double norm, bool mine) {
   const std::optional<std::string> name = optimizer_->first_non_finite();
   // The lowest rank whose own gradients were bad before any reduction speaks; rank 0 when none knows (GTP mixes
   // gradients earlier).
-  const bool mine = world_.size() == 1 || reducer_->produced_non_finite();
+  mine = mine || world_.size() == 1;
   at::Tensor culprit = at::full({1}, mine ? world_.rank() : world_.size(), at::TensorOptions(device_).dtype(at::kLong));
   groups_.data->all_reduce(culprit, comm::ReduceOp::kMin).wait();
   const auto rank = culprit.item<std::int64_t>();
@@ -152,6 +152,20 @@ void Trainer::run_microbatches(std::int64_t num_microbatches,
   timers_.stop("forward-backward");
 }
 
+void Trainer::scale_gradients(const at::Tensor& factor) {
+  at::Tensor& gradients = store_->gradients();
+  if (gradients.scalar_type() == at::kFloat) {
+    gradients.mul_(factor);
+    return;
+  }
+  // A product with a scalar tensor would round the factor to the gradients' type first.
+  constexpr std::int64_t kPiece = std::int64_t{1} << 26;
+  for (std::int64_t first = 0; first < gradients.numel(); first += kPiece) {
+    at::Tensor piece = gradients.narrow(0, first, std::min(kPiece, gradients.numel() - first));
+    piece.copy_(piece.to(at::kFloat).mul_(factor));
+  }
+}
+
 void Trainer::finish_gradients() {
   timers_.start("all-grads-sync", 1);
   chain_->finish_gradients();
@@ -159,7 +173,7 @@ void Trainer::finish_gradients() {
   timers_.stop("all-grads-sync");
   reduce_totals(loss_sum_);
   if (config_.training.per_token_loss) {
-    store_->gradients().mul_(totals_.select(0, 2).clamp_min(1.0).reciprocal().to(at::kFloat));
+    scale_gradients(totals_.select(0, 2).clamp_min(1.0).reciprocal().to(at::kFloat));
   }
   evidence_.add_main_gradients(*store_);
 }
@@ -172,6 +186,7 @@ void Trainer::reduce_and_update(bool update) {
   results_.select(0, kLocalLoss).copy_(loss_sum_);
   results_.select(0, kGradNorm).copy_(optimizer_->gradient_norm());
   results_.select(0, kRefused).copy_(optimizer_->refused());
+  if (reducer_->non_finite().defined()) results_.select(0, kProduced).copy_(reducer_->non_finite());
   if (optimizer_->num_zeros().defined()) results_.select(0, kNumZeros).copy_(optimizer_->num_zeros());
   if (config_.logging.params_norm) results_.select(0, kParamsNorm).copy_(optimizer_->params_norm());
 }
@@ -288,7 +303,9 @@ const StepReport& Trainer::finish_step() {
   if (evidence_.active()) {
     together([&] { evidence_.finish_iteration(*store_, *optimizer_, report_.grad_norm); });
   }
-  if (results[kRefused] != 0.0) stop_on_non_finite_gradient(report_.iteration, results[kGradNorm]);
+  if (results[kRefused] != 0.0) {
+    stop_on_non_finite_gradient(report_.iteration, results[kGradNorm], results[kProduced] != 0.0);
+  }
   report_.losses = {{"lm loss", static_cast<float>(loss.loss)}};
   if (!launched.overflowed && optimizer_->num_zeros().defined()) report_.num_zeros = results[kNumZeros];
   if (config_.logging.params_norm) report_.params_norm = results[kParamsNorm];

@@ -121,7 +121,9 @@ void Trainer::build_model() {
   gtp::ChainOptions chain_options;
   chain_options.prefetch = parallel.gtp_prefetch;
   chain_options.async_scatter = parallel.gtp_async_reduce_scatter;
-  chain_options.fp32_accumulation = parallel.gtp_fp32_accumulation;
+  // The copy engine's sum is in fp32 with one rounding anyway.
+  chain_options.fp32_accumulation =
+      parallel.gtp_fp32_accumulation && parallel.gtp_transport != config::GtpTransport::kCopyEngine;
   chain_options.mean = !training.per_token_loss;
   groups_.gtp_gather->share({store_->weights()});
   chain_ = std::make_unique<gtp::WeightChain>(

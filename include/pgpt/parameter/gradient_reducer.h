@@ -36,8 +36,8 @@ class GradientReducer {
   /// Notes on the device, with `check_non_finite`, whether the gradient that arrived at the model's input is finite:
   /// NaN and Inf of any layer reach it, and it has not been mixed with other ranks' yet.
   void note_backward(const at::Tensor& input_gradient);
-  /// Whether a noted gradient was not finite, so that this rank can be named (reads the device).
-  [[nodiscard]] bool produced_non_finite() const;
+  /// Not 0 once a noted gradient was not finite: fp32 scalar on the device, undefined without `check_non_finite`.
+  [[nodiscard]] const at::Tensor& non_finite() const { return non_finite_; }
 
  private:
   void launch(std::size_t bucket);

@@ -22,8 +22,9 @@ class StepGraphs {
   StepGraphs& operator=(const StepGraphs&) = delete;
 
   /// Runs `work`, device work on the current stream that reads and writes the same tensors every time and waits for
-  /// nothing: captured at the first call with this key, replayed at every one. Everything it uses must have run before
-  /// (libraries and communicators set themselves up at first use). Throws DeviceError when the work cannot be captured.
+  /// nothing: captured at the first call with this key, replayed at every one. Libraries and communicators that it uses
+  /// must have been used before, since they set themselves up then. Throws DeviceError when the work cannot be
+  /// captured.
   void run(std::int64_t key, const std::function<void()>& work);
   [[nodiscard]] bool holds(std::int64_t key) const;
 

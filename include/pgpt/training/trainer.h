@@ -90,9 +90,10 @@ class Trainer {
   };
   /// Results of a step, fp64 on the device: the totals, then these.
   static constexpr std::int64_t kLocalLoss = kNumTotals, kGradNorm = kNumTotals + 1, kRefused = kNumTotals + 2,
-                                kNumZeros = kNumTotals + 3, kParamsNorm = kNumTotals + 4, kNumResults = kNumTotals + 5;
-  /// Queues one step: all micro-batches, reduction, update. Counters and schedules advance here; only a loss scaler
-  /// makes the host wait.
+                                kProduced = kNumTotals + 3, kNumZeros = kNumTotals + 4, kParamsNorm = kNumTotals + 5,
+                                kNumResults = kNumTotals + 6;
+  /// Queues one step: all micro-batches, reduction, update. Counters and schedules advance here. The host
+  /// waits for a loss scaler, for the timing of new products (--gemm-algorithms) and for the capture of a graph.
   void launch_step();
   /// Waits for the oldest launched step, checks it and makes its report.
   const StepReport& finish_step();
@@ -103,11 +104,13 @@ class Trainer {
   [[nodiscard]] bool may_run_ahead() const;
   void run_microbatches(std::int64_t num_microbatches, const std::function<model::Batch(std::int64_t)>& next_batch);
   void finish_gradients();
+  void scale_gradients(const at::Tensor& factor);  ///< fp32 scalar on the device
   void reduce_and_update(bool update);
   [[nodiscard]] bool launch_eager(const LossScaling& scaling, const optim::StepInputs& inputs);
   void launch_graph(const LossScaling& scaling, const optim::StepInputs& inputs);
   void stop_on_non_finite_loss(std::int64_t iteration, double local_sum, double reduced_sum);
-  void stop_on_non_finite_gradient(std::int64_t iteration, double norm);
+  /// `mine`: this rank's own backward pass produced it.
+  void stop_on_non_finite_gradient(std::int64_t iteration, double norm, bool mine);
   void skip_iteration();
   void evaluate_and_report(data::Split split, bool final);
   [[nodiscard]] RunPosition position() const;
