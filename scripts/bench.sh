@@ -11,17 +11,10 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 python=$(find_python) || die "no Python with torch >= $min_torch found; run scripts/setup.sh or set PGPT_PYTHON"
-program=()
-case " $* " in
-  *" --program "* | *" --program="* | *" --help "* | *" -h "*) ;;
-  *)
-    build=$(find_build) || die "nothing is built: run scripts/build.sh, or give --program PATH"
-    program=(--program "$build/bin/pretrain_gpt")
-    ;;
-esac
+find_program "$@"
 tool=bench.py
 if [ "${1:-}" = --cpu ]; then
   tool=cpu.py
   shift
 fi
-exec "$python" "$project_root/scripts/bench/$tool" "${program[@]}" "$@"
+exec "$python" "$project_root/scripts/bench/$tool" "${program_option[@]}" "$@"

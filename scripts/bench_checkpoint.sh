@@ -8,12 +8,5 @@ set -euo pipefail
 # shellcheck source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-program=()
-case " $* " in
-  *" --program "* | *" --program="* | *" --help "* | *" -h "*) ;;
-  *)
-    build=$(find_build) || die "nothing is built: run scripts/build.sh, or give --program PATH"
-    program=(--program "$build/bin/pretrain_gpt")
-    ;;
-esac
-exec python3 "$project_root/scripts/bench/checkpoint.py" "${program[@]}" "$@"
+find_program "$@"
+exec python3 "$project_root/scripts/bench/checkpoint.py" "${program_option[@]}" "$@"

@@ -101,6 +101,20 @@ find_build() {
   [ -n "$newest" ] && dirname "$(dirname "$newest")"
 }
 
+# find_program ARGUMENTS: sets the array `program_option` to the option that names the newest build, empty when the arguments
+# name a program themselves or ask for help.
+find_program() {
+  local build
+  program_option=()
+  case " $* " in
+    *" --program "* | *" --program="* | *" --help "* | *" -h "*) ;;
+    *)
+      build=$(find_build) || die "nothing is built: run scripts/build.sh, or give --program PATH"
+      program_option=(--program "$build/bin/pretrain_gpt")
+      ;;
+  esac
+}
+
 # configure_and_build PRESET [cmake -D options...] [-- targets...]: leaves the result in build/PRESET.
 configure_and_build() {
   local preset=$1 python cmake ninja

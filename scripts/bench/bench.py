@@ -350,9 +350,7 @@ def parse():
     unknown = arguments.skip - set(PARTS)
     if unknown:
         parser.error(f"--skip knows {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
-    if not arguments.program or not os.access(arguments.program, os.X_OK):
-        parser.error(f"--program {arguments.program}: no such program; build one with scripts/build.sh")
-    arguments.program = str(pathlib.Path(arguments.program).resolve())
+    machine.check_program(parser, arguments)
     return arguments
 
 

@@ -168,9 +168,7 @@ def parse():
     add("--options", default="", help="more options for pretrain_gpt, in one word: --options='--a 1 --b'")
     add("--output", help="JSON file for the results")
     arguments = parser.parse_args()
-    if not arguments.program or not os.access(arguments.program, os.X_OK):
-        parser.error(f"--program {arguments.program}: no such program; build one with scripts/build.sh")
-    arguments.program = str(pathlib.Path(arguments.program).resolve())
+    machine.check_program(parser, arguments)
     if not (ROOT / "configs" / f"{arguments.model}.json").exists():
         parser.error(f"--model {arguments.model}: no such recipe in configs/")
     return arguments

@@ -208,9 +208,7 @@ def parse():
         parser.error(f"--precisions knows {', '.join(PRECISIONS)}, not {', '.join(sorted(unknown))}")
     if arguments.turn:
         return arguments
-    if not arguments.program or not os.access(arguments.program, os.X_OK):
-        parser.error(f"--program {arguments.program}: no such program; build one with scripts/build.sh")
-    arguments.program = str(pathlib.Path(arguments.program).resolve())
+    machine.check_program(parser, arguments)
     return arguments
 
 

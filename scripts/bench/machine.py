@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import pathlib
 import re
 import statistics
 import subprocess
@@ -36,6 +37,13 @@ def facts():
         "NCCL_NVLS_ENABLE": os.environ.get("NCCL_NVLS_ENABLE", ""),
         "cpus": os.cpu_count(),
     }
+
+
+def check_program(parser, arguments):
+    """Makes --program an absolute path; ends with a usage error when there is no such program."""
+    if not arguments.program or not os.access(arguments.program, os.X_OK):
+        parser.error(f"--program {arguments.program}: no such program; build one with scripts/build.sh")
+    arguments.program = str(pathlib.Path(arguments.program).resolve())
 
 
 class Sampler:

@@ -172,31 +172,39 @@ void WeightChain::end_pass(Pass pass) const {
               uses_[static_cast<std::size_t>(in_flight)].label, " in flight");
 }
 
-at::Tensor WeightChain::whole_gradient(UseId use, at::ScalarType dtype) const {
+void WeightChain::GradientTarget::write(at::Tensor gradient) const {
+  if (scale != 1.0) gradient.mul_(scale);
+  if (overwrite) {
+    tensor.copy_(gradient);
+  } else {
+    tensor.add_(gradient);
+  }
+}
+
+at::Tensor WeightChain::whole_gradient(UseId use) const {
+  const at::ScalarType dtype = uses_[use].gradient_dtype;
   const at::Tensor& shard = uses_[use].weight->weight;
   const std::int64_t rows = shard.size(0) * scatter_.size();
   const std::int64_t bytes = rows * shard.size(1) * static_cast<std::int64_t>(c10::elementSize(dtype));
   return staging_[use % 2].narrow(0, 0, bytes).view(dtype).view({rows, shard.size(1)});
 }
 
-WeightChain::GradientTarget WeightChain::gradient_target(UseId use, at::ScalarType dtype) {
+WeightChain::GradientTarget WeightChain::gradient_target(UseId use) {
   const UseSpec& spec = uses_.at(use);
   parameter::Parameter& weight = *spec.weight;
   if (!distributed()) {
-    if (weight.main_gradient.scalar_type() == dtype) {
+    if (weight.main_gradient.scalar_type() == spec.gradient_dtype) {
       written_ = weight.main_gradient;
       return {written_, 1.0, weight.take_first_contribution()};
     }
-    written_ = at::empty(weight.main_gradient.sizes(), weight.main_gradient.options().dtype(dtype));
+    written_ = at::empty(weight.main_gradient.sizes(), weight.main_gradient.options().dtype(spec.gradient_dtype));
     return {written_, 1.0, true};
   }
   for (std::size_t other = 0; other < uses_.size(); ++other) {
     // The buffer must be free, and the earlier reduce-scatter of a weight with two uses ends before its next starts.
     if (scatters_[other] && (other % 2 == use % 2 || uses_[other].weight == spec.weight)) finish_scatter(other);
   }
-  PGPT_ASSERT(c10::elementSize(dtype) <= c10::elementSize(spec.gradient_dtype), "gradient dtype ", dtype, " of ",
-              spec.label);
-  written_ = whole_gradient(use, dtype);
+  written_ = whole_gradient(use);
   const std::int64_t rows = weight.layout.logical_shape.at(0);
   if (rows < written_.size(0)) written_.narrow(0, rows, written_.size(0) - rows).zero_();
   return {written_.narrow(0, 0, rows), options_.mean ? 1.0 / static_cast<double>(scatter_.size()) : 1.0, true};

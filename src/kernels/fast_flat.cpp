@@ -17,6 +17,8 @@ static_assert(sizeof(cuda::SegmentRecord) == sizeof(Segment) &&
               offsetof(cuda::SegmentRecord, weight_decay_multiplier) == offsetof(Segment, weight_decay_multiplier) &&
               offsetof(cuda::SegmentRecord, norm_weight) == offsetof(Segment, norm_weight));
 
+static_assert(cuda::kJustStopped == StepScalars::kJustStopped && cuda::kStoppedBefore == StepScalars::kStoppedBefore);
+
 constexpr cuda::ScalarPlaces kPlaces{StepScalars::kGradientScale,
                                      StepScalars::kSkip,
                                      StepScalars::kBiasCorrection1,

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 #include <utility>
 
 #include "pgpt/base/error.h"
@@ -55,58 +56,62 @@ std::array<std::uint64_t, 8> words_of(const std::string& text) {
   return words;
 }
 
+/// Every value of a file's entry in its order; `visit` is called with its name and the member.
+template <class Shape, class Algorithm, class Visit>
+void for_each_value(Shape& s, Algorithm& a, const Visit& visit) {
+  visit("rows", s.rows);
+  visit("columns", s.columns);
+  visit("inner", s.inner);
+  visit("transpose_a", s.transpose_a);
+  visit("transpose_b", s.transpose_b);
+  visit("input", s.input);
+  visit("output", s.output);
+  visit("bias", s.bias);
+  visit("accumulate", s.accumulate);
+  visit("alignment", s.alignment);
+  visit("id", a.id);
+  visit("tile", a.tile);
+  visit("stages", a.stages);
+  visit("split_k", a.split_k);
+  visit("reduction_scheme", a.reduction_scheme);
+  visit("swizzle", a.swizzle);
+  visit("custom_option", a.custom_option);
+  visit("inner_shape", a.inner_shape);
+  visit("cluster_shape", a.cluster_shape);
+  visit("workspace", a.workspace);
+  visit("words", a.words);
+  visit("microseconds", a.microseconds);
+  visit("heuristic_microseconds", a.heuristic_microseconds);
+}
+
 ordered_json to_object(const GemmShape& s, const GemmAlgorithm& a) {
-  return {{"rows", s.rows},
-          {"columns", s.columns},
-          {"inner", s.inner},
-          {"transpose_a", s.transpose_a},
-          {"transpose_b", s.transpose_b},
-          {"input", type_name(s.input)},
-          {"output", type_name(s.output)},
-          {"bias", s.bias},
-          {"accumulate", s.accumulate},
-          {"alignment", s.alignment},
-          {"id", a.id},
-          {"tile", a.tile},
-          {"stages", a.stages},
-          {"split_k", a.split_k},
-          {"reduction_scheme", a.reduction_scheme},
-          {"swizzle", a.swizzle},
-          {"custom_option", a.custom_option},
-          {"inner_shape", a.inner_shape},
-          {"cluster_shape", a.cluster_shape},
-          {"workspace", a.workspace},
-          {"words", hex(a.words)},
-          {"microseconds", a.microseconds},
-          {"heuristic_microseconds", a.heuristic_microseconds}};
+  ordered_json object;
+  for_each_value(s, a, [&](const char* name, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, GemmType>) {
+      object[name] = type_name(value);
+    } else if constexpr (std::is_same_v<Value, decltype(a.words)>) {
+      object[name] = hex(value);
+    } else {
+      object[name] = value;
+    }
+  });
+  return object;
 }
 
 std::pair<GemmShape, GemmAlgorithm> from_object(const ordered_json& object) {
   GemmShape s;
   GemmAlgorithm a;
-  object.at("rows").get_to(s.rows);
-  object.at("columns").get_to(s.columns);
-  object.at("inner").get_to(s.inner);
-  object.at("transpose_a").get_to(s.transpose_a);
-  object.at("transpose_b").get_to(s.transpose_b);
-  s.input = type_of(object.at("input").get<std::string>());
-  s.output = type_of(object.at("output").get<std::string>());
-  object.at("bias").get_to(s.bias);
-  object.at("accumulate").get_to(s.accumulate);
-  object.at("alignment").get_to(s.alignment);
-  object.at("id").get_to(a.id);
-  object.at("tile").get_to(a.tile);
-  object.at("stages").get_to(a.stages);
-  object.at("split_k").get_to(a.split_k);
-  object.at("reduction_scheme").get_to(a.reduction_scheme);
-  object.at("swizzle").get_to(a.swizzle);
-  object.at("custom_option").get_to(a.custom_option);
-  object.at("inner_shape").get_to(a.inner_shape);
-  object.at("cluster_shape").get_to(a.cluster_shape);
-  object.at("workspace").get_to(a.workspace);
-  a.words = words_of(object.at("words").get<std::string>());
-  object.at("microseconds").get_to(a.microseconds);
-  object.at("heuristic_microseconds").get_to(a.heuristic_microseconds);
+  for_each_value(s, a, [&](const char* name, auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, GemmType>) {
+      value = type_of(object.at(name).get<std::string>());
+    } else if constexpr (std::is_same_v<Value, decltype(a.words)>) {
+      value = words_of(object.at(name).get<std::string>());
+    } else {
+      object.at(name).get_to(value);
+    }
+  });
   PGPT_CHECK(DataError, s.rows > 0 && s.columns > 0 && s.inner > 0, "a size is not positive");
   PGPT_CHECK(DataError, s.alignment == 16 || s.alignment == 128, "\"alignment\" is ", s.alignment);
   PGPT_CHECK(DataError, s.input != GemmType::kFloat32, "\"input\" is fp32");

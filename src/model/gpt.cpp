@@ -184,19 +184,13 @@ void GptModel::embed_backward(const StepContext& context, const Batch& batch, co
   if (context.observer != nullptr && context.observer->gradient) {
     context.observer->gradient(word_embeddings_->spec.name, kernels::embedding_gradient(dx, ids, rows, context.policy));
   }
-  const gtp::WeightChain::GradientTarget target =
-      context.chain->gradient_target(kEmbeddingUse, uses_[kEmbeddingUse].gradient_dtype);
+  const gtp::WeightChain::GradientTarget target = context.chain->gradient_target(kEmbeddingUse);
   Tensor table = target.tensor;
   if (table.scalar_type() == at::kFloat && target.scale == 1.0) {
     if (target.overwrite) table.zero_();
     kernels::accumulate_embedding_gradient(table, dx, ids, context.policy);
   } else {
-    const Tensor part = kernels::embedding_gradient(dx, ids, rows, context.policy).mul_(target.scale);
-    if (target.overwrite) {
-      table.copy_(part);
-    } else {
-      table.add_(part);
-    }
+    target.write(kernels::embedding_gradient(dx, ids, rows, context.policy));
   }
   context.chain->gradient_written(kEmbeddingUse);
 }
@@ -268,8 +262,7 @@ Tensor GptModel::losses_and_gradients_in_parts(const StepContext& context, const
   (void)chain.read(output_.use, Pass::kForward);
   chain.end_pass(Pass::kForward);
   const gtp::GatheredWeight weight = chain.read(output_.use, Pass::kBackward);
-  const gtp::WeightChain::GradientTarget target =
-      chain.gradient_target(output_.use, chain.uses()[output_.use].gradient_dtype);
+  const gtp::WeightChain::GradientTarget target = chain.gradient_target(output_.use);
   // The sum over the parts is not rounded in between, whatever type the gradient has in the end.
   const bool wide = target.tensor.element_size() == 2;
   Tensor sum = wide ? at::empty(target.tensor.sizes(), target.tensor.options().dtype(at::kFloat)) : target.tensor;
@@ -284,15 +277,7 @@ Tensor GptModel::losses_and_gradients_in_parts(const StepContext& context, const
     const bool overwrite = first == 0 && (wide || target.overwrite);
     kernels::add_weight_gradient(sum, logits, part, wide ? 1.0 : target.scale, overwrite, context.policy);
   });
-  if (wide) {
-    sum.mul_(target.scale);
-    Tensor gradient = target.tensor;
-    if (target.overwrite) {
-      gradient.copy_(sum);
-    } else {
-      gradient.add_(sum);
-    }
-  }
+  if (wide) target.write(sum);
   chain.gradient_written(output_.use);
   return at::cat(losses);
 }

@@ -77,7 +77,7 @@ Tensor Linear::backward(const StepContext& context, const Tensor& dy, const Tens
   const gtp::GatheredWeight weight = chain.read(use, Pass::kBackward);
   Tensor dx = kernels::linear_input_gradient(dy, weight.get(), context.policy);
   const gtp::UseSpec& spec = chain.uses()[use];
-  const gtp::WeightChain::GradientTarget target = chain.gradient_target(use, spec.gradient_dtype);
+  const gtp::WeightChain::GradientTarget target = chain.gradient_target(use);
   if (context.observer != nullptr && context.observer->gradient) {
     // The target may be a running sum, so an observer gets a gradient computed beside it.
     context.observer->gradient(spec.weight->spec.name, kernels::linear_weight_gradient(dy, x, spec.gradient_dtype));

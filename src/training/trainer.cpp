@@ -263,12 +263,12 @@ void Trainer::launch_step() {
   evidence_.begin_iteration(iteration_ + 1, scaling, *store_);
 
   bool updated = true;
-  if (graphs_ && launched_count_ >= training.cuda_graph_warmup_steps) {
+  const std::int64_t before = finished_ + static_cast<std::int64_t>(launched_.size());  // steps of this process
+  if (graphs_ && before >= training.cuda_graph_warmup_steps) {
     launch_graph(scaling, inputs);
   } else {
     updated = launch_eager(scaling, inputs);
   }
-  ++launched_count_;
   const std::int64_t samples = batches_->samples_per_step();
   if (updated) scheduler_->step(samples);
   ++iteration_;

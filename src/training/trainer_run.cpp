@@ -77,8 +77,7 @@ void Trainer::evaluate_and_report(data::Split split, bool final) {
 
 bool Trainer::evaluation_due() const {
   const config::TrainingConfig& training = config_.training;
-  return training.eval_iters > 0 && training.eval_interval > 0 && iteration_ % training.eval_interval == 0 &&
-         iteration_ >= training.start_eval_at_iter;
+  return training.eval_iters > 0 && ends_interval(training.eval_interval) && iteration_ >= training.start_eval_at_iter;
 }
 
 bool Trainer::out_of_time() const {
@@ -102,14 +101,7 @@ void Trainer::save_checkpoint(Checkpointer::Kind kind) {
 }
 
 bool Trainer::save_due() const {
-  const config::CheckpointConfig& checkpoints = config_.checkpoint;
-  return (checkpoints.save_interval > 0 && iteration_ % checkpoints.save_interval == 0) ||
-         (checkpoints.non_persistent_interval > 0 && iteration_ % checkpoints.non_persistent_interval == 0);
-}
-
-bool Trainer::exit_interval_due() const {
-  const std::int64_t interval = config_.training.exit_interval;
-  return interval > 0 && iteration_ % interval == 0;
+  return ends_interval(config_.checkpoint.save_interval) || ends_interval(config_.checkpoint.non_persistent_interval);
 }
 
 bool Trainer::may_run_ahead() const {
@@ -118,7 +110,7 @@ bool Trainer::may_run_ahead() const {
       !timer_names_.empty())
     return false;
   return finished_ > 0 && iteration_ < config_.training.train_iters && !evaluation_due() && !save_due() &&
-         !exit_interval_due();
+         !ends_interval(config_.training.exit_interval);
 }
 
 void Trainer::finish_steps(std::size_t keep) {
@@ -163,13 +155,13 @@ bool Trainer::save_or_leave() {
     print_first(datetime_line(exit_signal_label(training.exit_signal), timestamp()));
     return true;
   }
-  const bool due = checkpoints.save_interval > 0 && iteration_ % checkpoints.save_interval == 0;
+  const bool due = ends_interval(checkpoints.save_interval);
   if (checkpointer_->enabled(Kind::kPersistent) && (due || asked_to_save)) {
     save_checkpoint(Kind::kPersistent);
-  } else if (checkpoints.non_persistent_interval > 0 && iteration_ % checkpoints.non_persistent_interval == 0) {
+  } else if (ends_interval(checkpoints.non_persistent_interval)) {
     save_checkpoint(Kind::kNonPersistent);
   }
-  const bool at_interval = exit_interval_due();
+  const bool at_interval = ends_interval(training.exit_interval);
   if (!late && !at_interval) return false;
   finish_steps(0);
   if (saved_at_ != iteration_) save_checkpoint(Kind::kPersistent);

@@ -85,11 +85,14 @@ class WeightChain {
     at::Tensor tensor;       ///< [rows, columns], without padding rows
     double scale = 1.0;      ///< to multiply the gradient by: 1/peers where gradients are averaged
     bool overwrite = false;  ///< replace what the tensor holds instead of adding to it
+
+    /// Writes a gradient that was computed elsewhere; it is scaled in place.
+    void write(at::Tensor gradient) const;
   };
-  /// The place to write a gradient to, in the dtype it is to be reduced in: the main gradient itself for a group of one
-  /// that reduces in the main gradient's dtype, else a buffer. The caller writes it on the current stream, then calls
+  /// The place to write a gradient to, in the use's gradient dtype: the main gradient itself for a group of one whose
+  /// main gradients have that dtype, else a buffer. The caller writes it on the current stream, then calls
   /// `gradient_written`.
-  [[nodiscard]] GradientTarget gradient_target(UseId use, at::ScalarType dtype);
+  [[nodiscard]] GradientTarget gradient_target(UseId use);
   /// Brings the gradient written last to the main gradient: at once for a group of one, else by a reduce-scatter that
   /// completes with the next calls.
   void gradient_written(UseId use);
@@ -108,7 +111,7 @@ class WeightChain {
   [[nodiscard]] Gather& gather_state(UseId use, Pass pass);
   void launch_gather(UseId use, Pass pass);
   [[nodiscard]] std::ptrdiff_t next_use(UseId use, Pass pass) const;
-  [[nodiscard]] at::Tensor whole_gradient(UseId use, at::ScalarType dtype) const;
+  [[nodiscard]] at::Tensor whole_gradient(UseId use) const;
   void finish_scatter(UseId use);
   void contribution_added(UseId use);
 

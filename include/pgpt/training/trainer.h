@@ -121,7 +121,8 @@ class Trainer {
   [[nodiscard]] static double now_seconds();
   [[nodiscard]] bool evaluation_due() const;
   [[nodiscard]] bool save_due() const;
-  [[nodiscard]] bool exit_interval_due() const;
+  /// Whether the last launched iteration ends an interval; 0 = never.
+  [[nodiscard]] bool ends_interval(std::int64_t interval) const { return interval > 0 && iteration_ % interval == 0; }
   void print_memory(MemoryReportSchedule::Report report, std::int64_t iteration);
   void print_memory_line(const std::string& when) const;
   void print_memory_table() const;  ///< estimate and measurement side by side, once, on GPUs
@@ -170,7 +171,6 @@ class Trainer {
   std::int64_t saves_ = 0;                // by this process
   StepReport report_;                     // of the last finished step
   std::int64_t finished_ = 0;             // steps of this process
-  std::int64_t launched_count_ = 0;
   std::optional<MemoryReportSchedule> memory_schedule_;
   std::vector<std::string> timer_names_;
   double interval_start_ = 0;  // seconds; moved by evaluations so that steps are timed without them
