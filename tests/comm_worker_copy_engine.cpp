@@ -166,6 +166,41 @@ void check_overlap(comm::World& world) {
   if (wrong != 0) throw std::runtime_error(concat(wrong, " wrong elements"));
 }
 
+/// Parts of one tensor gathered without waiting for the peers, who run out of step; rewritten after a fence.
+void check_fences(comm::World& world) {
+  auto gather = world.create_group("gtp", everybody(world), kGather);
+  const int size = gather->size();
+  const int self = gather->rank();
+  constexpr int64_t kPart = 200'003;
+  constexpr int kParts = 3;
+  const at::Tensor weights = at::zeros({kParts * kPart}, on_gpu(at::kFloat));
+  gather->share({weights});
+  const at::Tensor pattern = at::arange(kParts * kPart, on_gpu(at::kFloat)).remainder_(251);
+  const at::Tensor matrix = at::randn({2048, 2048}, on_gpu(at::kBFloat16));
+  at::Tensor product = at::empty_like(matrix);
+  const at::Tensor errors = at::zeros({}, on_gpu(at::kLong));
+  for (int epoch = 0; epoch < 200; ++epoch) {
+    world.set_activity(concat("epoch ", epoch));
+    for (int i = 0; i < (epoch + self) % 4; ++i) at::mm_out(product, matrix, matrix);
+    weights.copy_(pattern + (epoch * size + self));
+    Pending written = gather->fence();
+    for (int part = 0; part < kParts; ++part) {
+      const at::Tensor whole = at::empty({kPart * size}, on_gpu(at::kFloat));
+      Pending gathering = gather->all_gather_fenced(whole, weights.narrow(0, part * kPart, kPart));
+      written.wait();
+      for (int i = 0; i < (epoch / 4 + self + part) % 3; ++i) at::mm_out(product, matrix, matrix);
+      gathering.wait();
+      std::vector<at::Tensor> expected;
+      for (int r = 0; r < size; ++r) expected.push_back(pattern.narrow(0, part * kPart, kPart) + (epoch * size + r));
+      errors.add_(whole.ne(at::cat(expected)).sum());
+    }
+    gather->fence().wait();
+    weights.fill_(-1);  // were the peers still reading, they would get these
+  }
+  const auto wrong = errors.item<int64_t>();
+  if (wrong != 0) throw std::runtime_error(concat(wrong, " wrong elements"));
+}
+
 void run_endless(comm::World& world) {
   auto gather = world.create_group("gtp", everybody(world), kGather);
   const int size = gather->size();
@@ -186,20 +221,28 @@ void check_capture(comm::World& world) {
   const at::Tensor shard = at::zeros({64}, on_gpu(at::kFloat));
   const at::Tensor whole = at::zeros({64 * gather->size()}, on_gpu(at::kFloat));
   gather->share({shard});
-  std::string refusal;
+  std::vector<std::string> refusals;
   {
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
     at::cuda::CUDAGraph graph;
     graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     const at::Tensor anything = shard + 1;
-    try {
-      gather->all_gather(whole, shard).wait();
-    } catch (const DeviceError& error) {
-      refusal = error.what();
+    const std::function<Pending()> operations[] = {[&] { return gather->all_gather(whole, shard); },
+                                                   [&] { return gather->fence(); },
+                                                   [&] { return gather->all_gather_fenced(whole, shard); }};
+    for (const auto& operation : operations) {
+      refusals.emplace_back();
+      try {
+        operation().wait();
+      } catch (const DeviceError& error) {
+        refusals.back() = error.what();
+      }
     }
     graph.capture_end();
   }
-  if (refusal.find("--gtp-transport nccl") == std::string::npos) throw std::runtime_error("captured: " + refusal);
+  for (const std::string& refusal : refusals) {
+    if (refusal.find("--gtp-transport nccl") == std::string::npos) throw std::runtime_error("captured: " + refusal);
+  }
   gather->barrier();
 #else
   (void)world;
@@ -298,6 +341,8 @@ void run_copy_engine(std::unique_ptr<comm::World>& world, const comm::LaunchEnvi
     check_equal(*world);
   } else if (scenario == "overlap") {
     check_overlap(*world);
+  } else if (scenario == "fences") {
+    check_fences(*world);
   } else if (scenario == "endless") {
     run_endless(*world);
   } else if (scenario == "capture") {

@@ -178,6 +178,10 @@ TEST_CASE("all_gather, broadcast, all_to_all, send and receive move every dtype 
           for (int r = 0; r < size; ++r) parts.push_back(data_of(r, numel, at::kLong).to(dtype));
           const at::Tensor& own = parts[static_cast<size_t>(self)];
           const at::Tensor all = at::cat(parts);
+          const at::Tensor fenced = at::empty({size * numel}, own.options());
+          group->fence().wait();
+          group->all_gather_fenced(fenced, own).wait();
+          expect(same_bytes(fenced, all), label("all_gather_fenced", size, dtype, numel));
 
           at::Tensor gathered = at::empty({numel * size}, own.options());
           group->all_gather(gathered, own).wait();

@@ -58,6 +58,11 @@ TEST_CASE("500 copy-engine gathers and scatters in flight together beside GEMMs 
   if (two_gpus()) check_done("overlap");
 }
 
+TEST_CASE("fenced copy-engine gathers see what was written before the fence and nothing after the next",
+          "[gpu][nccl]") {
+  if (two_gpus()) check_done("fences");
+}
+
 TEST_CASE("a copy-engine operation inside a graph capture is refused", "[gpu][nccl]") {
   if (two_gpus()) check_done("capture");
 }

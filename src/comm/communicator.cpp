@@ -73,6 +73,12 @@ Pending Communicator::reduce_scatter_add(at::Tensor accumulator, at::Tensor inpu
   return Pending(std::move(state));
 }
 
+Pending Communicator::all_gather_fenced(at::Tensor output, at::Tensor input) {
+  return all_gather(std::move(output), std::move(input));
+}
+
+Pending Communicator::fence() { return {}; }
+
 void Communicator::share(const std::vector<at::Tensor>& /*tensors*/) {}
 
 c10d::Backend& BackendGroup::open() const {

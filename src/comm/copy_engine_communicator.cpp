@@ -31,6 +31,13 @@ std::optional<PartType> part_type(at::ScalarType dtype) {
   }
 }
 
+/// Where each rank's part of a gather goes.
+auto slots(const at::Tensor& output, const at::Tensor& input) {
+  return [out = static_cast<std::byte*>(output.data_ptr()), bytes = input.nbytes()](int r) {
+    return out + static_cast<std::size_t>(r) * bytes;
+  };
+}
+
 /// Copies inside one GPU. Plain ones run on the multiprocessors; newer drivers take a hint to use a copy engine.
 class LocalCopy {
  public:
@@ -94,6 +101,26 @@ class CopyEngineCommunicator final : public Communicator {
     return stream_.launch("all_gather", {output, input}, [&] { gather(output, input, *place); });
   }
 
+  Pending all_gather_fenced(at::Tensor output, at::Tensor input) override {
+    check_gather(output, input, size());
+    const auto place = shared_place(input);
+    if (!place) return nccl_->all_gather(std::move(output), std::move(input));
+    refuse_capture("all_gather_fenced");
+    return stream_.launch("all_gather_fenced", {output, input}, [&] {
+      copy_own(output, input);
+      copy_peers(*place, 0, input.nbytes(), slots(output, input), [](int /*peer*/) {});
+    });
+  }
+
+  Pending fence() override {
+    refuse_capture("fence");
+    return stream_.launch("fence", {}, [&] {
+      const std::uint32_t sequence = memory_->next_sequence();
+      memory_->signal(PeerMemory::kFence, sequence, stream_.get());
+      await_peers(PeerMemory::kFence, sequence);
+    });
+  }
+
   Pending reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     check_scatter(output, input, size(), op);
     const auto place = part_type(input.scalar_type()) ? shared_place(input) : std::nullopt;
@@ -135,35 +162,42 @@ class CopyEngineCommunicator final : public Communicator {
                "': --gtp-transport copy-engine cannot be captured; use --gtp-transport nccl with --cuda-graph-impl");
   }
 
-  /// Brings `bytes` at `place` + `offset` of every peer here, `target(peer)` says where to.
-  template <class Target>
-  void pull(const PeerMemory::Place& place, std::size_t offset, std::size_t bytes, std::uint32_t sequence,
-            const Target& target) {
+  /// Brings `bytes` at `place` + `offset` of every peer here after `before(peer)`; `target(peer)` says where to.
+  template <class Target, class Before>
+  void copy_peers(const PeerMemory::Place& place, std::size_t offset, std::size_t bytes, const Target& target,
+                  const Before& before) {
     for (int i = 1; i < size(); ++i) {
       const int peer = (rank() + i) % size();  // no two ranks begin with the same peer
-      memory_->await(PeerMemory::kReady, sequence, peer, stream_.get());
+      before(peer);
       PGPT_CUDA_CHECK(cudaMemcpyAsync(target(peer), memory_->address(place, peer) + offset, bytes,
                                       cudaMemcpyDeviceToDevice, stream_.get()));
     }
+  }
+
+  /// The same of an operation in which each rank says when its input is ready and when it has read the others'.
+  template <class Target>
+  void pull(const PeerMemory::Place& place, std::size_t offset, std::size_t bytes, std::uint32_t sequence,
+            const Target& target) {
+    copy_peers(place, offset, bytes, target,
+               [&](int peer) { memory_->await(PeerMemory::kReady, sequence, peer, stream_.get()); });
     memory_->signal(PeerMemory::kDone, sequence, stream_.get());
   }
 
-  /// Afterwards the input may be changed: every peer has read it.
-  void await_readers(std::uint32_t sequence) {
-    for (int i = 1; i < size(); ++i) {
-      memory_->await(PeerMemory::kDone, sequence, (rank() + i) % size(), stream_.get());
-    }
+  void await_peers(PeerMemory::Event event, std::uint32_t sequence) {
+    for (int i = 1; i < size(); ++i) memory_->await(event, sequence, (rank() + i) % size(), stream_.get());
+  }
+
+  void copy_own(const at::Tensor& output, const at::Tensor& input) {
+    std::byte* const slot = slots(output, input)(rank());
+    if (slot != input.data_ptr()) copy_local_(slot, input.data_ptr(), input.nbytes(), stream_.get());
   }
 
   void gather(const at::Tensor& output, const at::Tensor& input, const PeerMemory::Place& place) {
-    const std::size_t bytes = input.nbytes();
-    auto* const out = static_cast<std::byte*>(output.data_ptr());
-    const auto slot = [&](int r) { return out + static_cast<std::size_t>(r) * bytes; };
     const std::uint32_t sequence = memory_->next_sequence();
     memory_->signal(PeerMemory::kReady, sequence, stream_.get());
-    if (slot(rank()) != input.data_ptr()) copy_local_(slot(rank()), input.data_ptr(), bytes, stream_.get());
-    pull(place, 0, bytes, sequence, slot);
-    await_readers(sequence);
+    copy_own(output, input);
+    pull(place, 0, input.nbytes(), sequence, slots(output, input));
+    await_peers(PeerMemory::kDone, sequence);  // then the input may be changed
   }
 
   void scatter(const at::Tensor& accumulator, const at::Tensor& input, const PeerMemory::Place& place, bool overwrite,
@@ -196,7 +230,7 @@ class CopyEngineCommunicator final : public Communicator {
     sum.stride = stride;
     sum.accumulator = accumulator.data_ptr();
     sum_parts(sum, stream_.get());
-    await_readers(sequence);
+    await_peers(PeerMemory::kDone, sequence);
   }
 
   BackendGroupPtr group_;

@@ -54,7 +54,7 @@ Pending DeviceStream::launch(const char* operation, std::vector<at::Tensor> tens
                 " in a group of cuda:", static_cast<int>(device()));
   }
   const c10::cuda::CUDAGuard guard(device());
-  const bool nothing = tensors.front().numel() == 0;
+  const bool nothing = !tensors.empty() && tensors.front().numel() == 0;
   state->kept = std::move(tensors);
   // Inputs are written on the current stream: the communication stream starts after that.
   ready_.record(c10::cuda::getCurrentCUDAStream().stream());

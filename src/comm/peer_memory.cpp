@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint32_t kFirstSequence = 0xffffff80U;
 // Rows of the flags, each with one word a rank: what peers signalled (by PeerMemory::Event), where outgoing numbers are
 // copied from, and the trial copies of the constructor.
-constexpr std::size_t kOutgoingRow = 2, kTrialRow = 4;
+constexpr std::size_t kOutgoingRow = 3, kTrialRow = 6;
 // A smaller allocation would share its pages with others, and all of them would be mapped by the peers.
 constexpr std::size_t kFlagBytes = std::size_t{2} << 20;
 constexpr int kMostRanks = 64;

@@ -20,11 +20,11 @@ namespace pgpt::comm {
 /// The memory of a group's peers on the same node, mapped into this process, and flags in device memory by which
 /// streams of different ranks wait for each other without a kernel or the host.
 ///
-/// An operation counts up one sequence number, the same on all ranks. A rank reports two events of it to its peers:
-/// kReady (its input may be read) and kDone (it has read theirs).
+/// An operation counts up one sequence number, the same on all ranks. A rank reports events of it to its peers: kReady
+/// (its input may be read), kDone (it has read theirs) and kFence (it has come to a fence).
 class PeerMemory final : public GroupResource {
  public:
-  enum Event : std::size_t { kReady, kDone };
+  enum Event : std::size_t { kReady, kDone, kFence };
 
   /// Collective. Every rank throws ConfigError, with what the first one found, when the group's GPUs cannot read each
   /// other's memory.

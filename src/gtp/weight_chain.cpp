@@ -133,7 +133,9 @@ void WeightChain::launch_gather(UseId use, Pass pass) {
   slot.holds = spec.label;
   state.generation = slot.generation;
   state.whole = slot.buffer.narrow(0, 0, elements).view({shard.size(0) * gather_.size(), shard.size(1)});
-  state.pending = gather_.all_gather(state.whole, shard);
+  if (!reading_) reading_since_ = gather_.fence();
+  reading_ = true;
+  state.pending = gather_.all_gather_fenced(state.whole, shard);
   ++counters_.gathers;
 }
 
@@ -152,6 +154,7 @@ GatheredWeight WeightChain::read(UseId use, Pass pass) {
   Gather& state = gather_state(use, pass);
   if (in_flight < 0) launch_gather(use, pass);
   in_flight = -1;
+  reading_since_.wait();
   state.pending.wait();
   if (options_.prefetch) {
     if (const std::ptrdiff_t next = next_use(use, pass); next >= 0) {
@@ -164,6 +167,12 @@ GatheredWeight WeightChain::read(UseId use, Pass pass) {
   result.slot_ = slots_[index_of(pass) * 2 + use % 2];
   result.generation_ = state.generation;
   return result;
+}
+
+void WeightChain::release_weights() {
+  if (!reading_) return;
+  gather_.fence().wait();
+  reading_ = false;
 }
 
 void WeightChain::end_pass(Pass pass) const {

@@ -181,7 +181,10 @@ void Trainer::finish_gradients() {
 void Trainer::reduce_and_update(bool update) {
   // With a loss scaler bad gradients were handled before; without the check the run goes on with what it has.
   const bool guarded = config_.training.check_for_nan && !optimizer_->loss_scaler().enabled();
-  if (update) optimizer_->update(guarded ? totals_.select(0, 0) : at::Tensor());
+  if (update) {
+    chain_->release_weights();
+    optimizer_->update(guarded ? totals_.select(0, 0) : at::Tensor());
+  }
   results_.narrow(0, 0, kNumTotals).copy_(totals_);
   results_.select(0, kLocalLoss).copy_(loss_sum_);
   results_.select(0, kGradNorm).copy_(optimizer_->gradient_norm());

@@ -56,6 +56,13 @@ class Communicator {
 
   /// output [size * n] = concatenation of every rank's input [n]; any dtype.
   [[nodiscard]] virtual Pending all_gather(at::Tensor output, at::Tensor input) = 0;
+  /// The same for an input that lies in a shared tensor and that no rank changes between the last `fence` before the
+  /// call and the next one after it. Where peers' memory can be read it waits for no peer.
+  [[nodiscard]] virtual Pending all_gather_fenced(at::Tensor output, at::Tensor input);
+  /// Collective: parts the changes of shared tensors from the fenced gathers that read them. What every rank's current
+  /// stream holds at its call comes before the fenced gathers that any rank launches later; those launched before it
+  /// come before all that a stream does after waiting for the handle.
+  [[nodiscard]] virtual Pending fence();
   /// output [n] = this rank's part of the reduced input [size * n]; kSum or kAverage.
   [[nodiscard]] virtual Pending reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
   /// Adds this rank's part of the summed input [size * n] to `accumulator` [n] (`overwrite`: replaces it). The sum has

@@ -76,6 +76,9 @@ class WeightChain {
   /// until the use after the next is read in the same pass. Throws std::logic_error naming both uses when another use
   /// was the one prefetched.
   [[nodiscard]] GatheredWeight read(UseId use, Pass pass);
+  /// Ends the reading: afterwards, on the current stream, this rank's shards may be changed. Every peer calls it
+  /// between its last read and the change.
+  void release_weights();
   /// Checks that a pass has ended with nothing in flight (after a forward-only evaluation, or before an optimizer
   /// step).
   void end_pass(Pass pass) const;
@@ -126,7 +129,9 @@ class WeightChain {
   std::vector<bool> last_in_backward_;              // per use: no earlier use reads the same weight
   // Two buffers a pass, taken in turns by chain position, so that a weight being read and the next one never share.
   std::vector<std::shared_ptr<GatheredWeight::Slot>> slots_;  // [pass * 2 + parity]
-  std::ptrdiff_t in_flight_[3] = {-1, -1, -1};                // per pass: the prefetched use, or -1
+  bool reading_ = false;                        // a fence after the last change of weights has been passed
+  comm::Pending reading_since_;                 // that fence, until the first read
+  std::ptrdiff_t in_flight_[3] = {-1, -1, -1};  // per pass: the prefetched use, or -1
   at::Tensor staging_[2];  // whole gradients on their way, taken in turns by chain position; raw bytes
   at::Tensor written_;     // the tensor of the last gradient_target: main gradient or a padded whole gradient
 };
