@@ -420,7 +420,10 @@ TEST_CASE("a file of matrix product algorithms needs 16-bit matrices and this pr
   check_all(kTiny, {
                        {"--gemm-algorithms f.json", "--gemm-algorithms f.json is for 16-bit matrices; add --bf16"},
                        {"--gemm-algorithms f.json --bf16 --kernels reference", "--kernels reference asks for them"},
+                       {"--gemm-algorithms f.json --bf16 --gemm-tuning-ms 0", "--gemm-tuning-ms 0: give a positive"},
+                       {"--bf16 --gemm-tuning-ms 60", "--gemm-tuning-ms 60 is for --gemm-algorithms FILE; add that"},
                    });
   CHECK(parse(kTiny + "--gemm-algorithms f.json --bf16").config.training.gemm_algorithms == "f.json");
   CHECK(parse(kTiny + "--bf16").config.training.gemm_algorithms.empty());
+  CHECK(parse(kTiny + "--gemm-algorithms f.json --bf16 --gemm-tuning-ms 60").config.training.gemm_tuning_ms == 60);
 }

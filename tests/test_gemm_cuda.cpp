@@ -214,6 +214,14 @@ TEST_CASE("a file of algorithms gives the next run the same choices and bits", "
   for (std::size_t i = 0; i < a.size(); ++i) require_same(a[i], b[i]);
 }
 
+TEST_CASE("algorithms that are timed for long compute the same products", "[gpu]") {
+  if (!at::hasCUDA()) return;
+  GemmAlgorithms algorithms;
+  algorithms.tune(true, {}, 12);
+  check_layer({512, 256, 384, at::kBFloat16, 1}, with(algorithms));
+  CHECK(algorithms.size() == 6);
+}
+
 TEST_CASE("an entry that the library does not take is refused by its shape", "[gpu]") {
   if (!at::hasCUDA()) return;
   const GemmLibrary library = gemm_library().value();

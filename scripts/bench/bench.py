@@ -11,8 +11,8 @@ writes results.md, results.json and the logs into the output folder.
 
 With --gpus above 1 every entry of --runs is MODEL:LAYOUT[:MICRO-BATCH], where LAYOUT is dp (data parallel), gtpK (GTP
 over K ranks, data parallel over the rest), with variants behind it: -noprefetch, -copy (--gtp-transport copy-engine),
--bf16 (gradients scattered in bf16), -tuned (--gemm-algorithms), -graph (--cuda-graph-impl full_iteration). The default
-list is that of docs/benchmarks.md. On one GPU --variants names them.
+-bf16 (gradients scattered in bf16), -tuned (--gemm-algorithms), -settled (with --gemm-tuning-ms 50 too), -graph
+(--cuda-graph-impl full_iteration). The default list is that of docs/benchmarks.md. On one GPU --variants names them.
 """
 
 import argparse
@@ -48,6 +48,7 @@ RUNS_ON_SEVERAL_GPUS = (
 PEER_STATE_LIMIT = 100e9
 FASTEST = 600e12  # FLOP/s
 ALGORITHMS = "{scratch}/algorithms.json"  # chosen in the warm-up of the first run that asks for them
+SETTLED_ALGORITHMS = "{scratch}/settled.json"  # the same, each timed for long enough that the clock settles
 TRACED_STEPS = 5
 
 
@@ -64,6 +65,7 @@ class Layout:
         "nccl": ["--gtp-transport", "nccl"],
         "bf16": ["--no-gradient-accumulation-fusion"],
         "tuned": ["--gemm-algorithms", ALGORITHMS],
+        "settled": ["--gemm-algorithms", SETTLED_ALGORITHMS, "--gemm-tuning-ms", "50"],
         "graph": ["--cuda-graph-impl", "full_iteration"],
     }
 
@@ -242,13 +244,16 @@ class Bench:
             program, options = self.command(model, "uniform", gpus, layout, steps, self.scratch / "traced.jsonl")
             environment = {"CUDA_INJECTION64_PATH": str(library), "KERNEL_TRACE": str(target)}
             _, error = self.execute(tag + " phases", "phases", [*program, *options], environment)
-            trace = target.with_suffix(".0")
-            if error is None and not trace.exists():
+            traces = [target.with_suffix(f".{rank}") for rank in range(gpus)]
+            if error is None and not all(trace.exists() for trace in traces):
                 error = "the run left no trace"
             if error is None:
-                result["phases"] = phases.summarise(phases.read_trace(trace), model, TRACED_STEPS)
-                trace.unlink()
-                error = None if result["phases"] else "the trace shows no optimizer kernel of this program"
+                ranks = [phases.summarise(phases.read_trace(trace), model, TRACED_STEPS) for trace in traces]
+                for trace in traces:
+                    trace.unlink()
+                error = None if all(ranks) else "the trace shows no optimizer kernel of this program"
+                if error is None:
+                    result["phases"] = {**ranks[0], "computing_ms": [rank["computing_ms"] for rank in ranks]}
         if error:
             result["phases_error"] = error
             say(f"  no phases: {error}")

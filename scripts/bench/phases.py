@@ -92,7 +92,7 @@ def product_flops(model):
 
 
 def summarise(events, model, steps):
-    """Milliseconds of a step by phase over the last `steps` steps; None when fewer are in the trace."""
+    """Milliseconds of a step of one rank by phase over the last `steps` steps; None when fewer are in the trace."""
     ends = [end for name, _, end in events if re.search(STEP_END, name)]
     if len(ends) <= steps:
         return None
@@ -109,6 +109,7 @@ def summarise(events, model, steps):
     busy = covered((first, last) for _, first, last in inside)
     computing = covered((first, last) for name, first, last in inside if phase_of(name) != "communication")
     result["gaps_ms"] = (end - begin - busy) / scale
+    result["computing_ms"] = computing / scale
     # Communication during which nothing else ran.
     result["exposed_communication_ms"] = (busy - computing) / scale
     kinds = product_kinds(model.layers)
@@ -126,6 +127,9 @@ def lines(summary):
     step = summary["step_ms"]
     text = [f"{name} {ms:.2f} ({100 * ms / step:.1f} %)" for name, ms in rows(summary)]
     out = [f"  traced step {step:.2f} ms: " + ", ".join(text)]
+    ranks = summary["computing_ms"]
+    if isinstance(ranks, list) and len(ranks) > 1:  # the rank that computes longest has the slowest GPU
+        out.append("  computing, ms by rank: " + ", ".join(f"{ms:.1f}" for ms in ranks))
     if summary["products_ms"]:
         products = sorted(summary["products_ms"].items(), key=lambda item: -item[1])
         rates = summary["products_tflops"]

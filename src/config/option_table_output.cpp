@@ -156,6 +156,11 @@ Rows own_rows() {
       text("--gemm-algorithms", kNone,
            "File of tuned cuBLASLt algorithms for matrix products on GPUs; shapes it lacks are timed and added.")
           .own(),
+      real("--gemm-tuning-ms", "0.2",
+           "Milliseconds that an algorithm runs at a stretch while it is timed; 50 or more let the clock settle, so "
+           "that "
+           "at the power limit what draws less counts too.")
+          .own(),
       integer("--logits-chunks", "1",
               "Parts of a micro-batch's tokens whose logits exist at once; more need less memory.")
           .own(),

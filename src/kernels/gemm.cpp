@@ -33,7 +33,8 @@ static_assert(sizeof(GemmAlgorithm::words) == sizeof(cublasLtMatmulAlgo_t::data)
 
 constexpr int kCandidates = 8;          // suggestions that are timed
 constexpr std::size_t kRounds = 9;      // measurements of each; the median counts
-constexpr double kSampleMs = 0.2;       // shortest measurement
+constexpr double kSettleMs = 10;        // measurements this long follow as long a run that lets the clock settle
+constexpr std::size_t kLongRounds = 3;  // number of those
 constexpr double kWorthwhile = 0.99;    // a smaller gain over the first suggestion may be noise
 constexpr std::int64_t kAligned = 128;  // of tensors and of parameters in flat buffers
 
@@ -188,9 +189,10 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// The fastest suggestion with these operands. `target` receives results (`source` as in `launch`).
+/// The fastest suggestion with these operands, each timed for `sample_ms`. `target` receives results (`source` as in
+/// `launch`).
 GemmAlgorithm fastest(const Library& library, const GemmShape& s, Description& description, const Addresses& addresses,
-                      const void* source, void* target) {
+                      const void* source, void* target, double sample_ms) {
   std::vector<GemmAlgorithm> list = suggestions(library, s, description, kCandidates);
   const auto timed = [&](const GemmAlgorithm& algorithm, std::int64_t calls, const pgpt::cuda::Event& begin,
                          const pgpt::cuda::Event& end) {
@@ -203,13 +205,17 @@ GemmAlgorithm fastest(const Library& library, const GemmShape& s, Description& d
   timed(list.front(), 2, begin, end);
   end.synchronize();
   const double once = std::max(end.milliseconds_since(begin) / 2.0, 1e-3);
-  const std::int64_t calls = std::clamp<std::int64_t>(static_cast<std::int64_t>(kSampleMs / once), 1, 50);
-  // All candidates take turns, so that clocks and temperature are the same for each.
+  const std::int64_t calls = std::clamp<std::int64_t>(static_cast<std::int64_t>(sample_ms / once), 1, 100'000);
+  // All candidates take turns, so that clocks and temperature are the same for each; or, when they run for long, so
+  // that each meets the same drift while the clock follows from what it draws itself.
+  const bool settles = sample_ms >= kSettleMs;
   std::vector<pgpt::cuda::Event> begins, ends;
-  for (std::size_t i = 0; i < kRounds * list.size(); ++i) {
+  for (std::size_t i = 0; i < (settles ? kLongRounds : kRounds) * list.size(); ++i) {
+    const GemmAlgorithm& candidate = list[i % list.size()];
     begins.emplace_back(true);
     ends.emplace_back(true);
-    timed(list[i % list.size()], calls, begins.back(), ends.back());
+    if (settles) timed(candidate, calls, begins.back(), ends.back());
+    timed(candidate, calls, begins.back(), ends.back());
   }
   ends.back().synchronize();
   for (std::size_t c = 0; c < list.size(); ++c) {
@@ -239,8 +245,8 @@ const GemmAlgorithm& choose(GemmAlgorithms& algorithms, const Library& library, 
   GemmAlgorithm mine;
   if (algorithms.chooser()) {
     const at::Tensor scratch = s.accumulate ? at::empty_like(d) : d;
-    mine =
-        fastest(library, s, description, addresses, s.accumulate ? addresses.d : nullptr, scratch.mutable_data_ptr());
+    mine = fastest(library, s, description, addresses, s.accumulate ? addresses.d : nullptr, scratch.mutable_data_ptr(),
+                   algorithms.sample_ms());
   }
   return algorithms.add_agreed(s, mine);
 }

@@ -132,7 +132,9 @@ std::string describe(const GemmShape& s) {
                 " to ", type_name(s.output), s.alignment == 128 ? "" : concat(", ", s.alignment, "-byte addresses"));
 }
 
-void GemmAlgorithms::tune(bool chooser, Agree agree) {
+void GemmAlgorithms::tune(bool chooser, Agree agree, double sample_ms) {
+  PGPT_ASSERT(sample_ms > 0, "timing for ", sample_ms, " ms");
+  sample_ms_ = sample_ms;
   tunes_ = true;
   chooser_ = chooser;
   agree_ = std::move(agree);

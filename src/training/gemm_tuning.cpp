@@ -69,10 +69,9 @@ GemmTuning::GemmTuning(const config::Config& config, comm::Communicator& all, at
     algorithms_->read(text, path_, library_);
     kernels::check_gemm_algorithms(*algorithms_, path_);
   });
-  algorithms_->tune(
-      all.rank() == 0, all.size() == 1 ? kernels::GemmAlgorithms::Agree() : [this](const std::string& mine) {
-        return gather_texts(all_, device_, mine).front();
-      });
+  kernels::GemmAlgorithms::Agree agree;
+  if (all.size() > 1) agree = [this](const std::string& mine) { return gather_texts(all_, device_, mine).front(); };
+  algorithms_->tune(all.rank() == 0, std::move(agree), config.training.gemm_tuning_ms);
   if (all.rank() == 0) {
     print(concat("> matrix products: cuBLASLt, ", algorithms_->size(), " algorithms from ", path_,
                  "; others are chosen by timing when they are first used"));

@@ -207,6 +207,7 @@ struct TrainingConfig {
   std::string exit_signal = "SIGTERM";
   KernelSet kernels = KernelSet::kFast;
   std::int64_t logits_chunks = 1;  ///< parts of the tokens whose logits exist one after the other
+  double gemm_tuning_ms = 0.2;     ///< --gemm-tuning-ms: how long an algorithm runs at a stretch while it is timed
   std::string gemm_algorithms;     ///< --gemm-algorithms: file of tuned matrix products, empty = libtorch computes them
   bool cuda_graph = false;         ///< --cuda-graph-impl full_iteration
   std::int64_t cuda_graph_warmup_steps = 3;

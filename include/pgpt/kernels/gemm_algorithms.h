@@ -60,11 +60,13 @@ class GemmAlgorithms {
   /// Sends one text to all ranks and returns rank 0's.
   using Agree = std::function<std::string(const std::string&)>;
 
-  /// From now on a new shape is timed when it is first used: on the rank with `chooser`, whose choice `agree` (empty
-  /// with one rank) brings to all. Every rank must meet new shapes in the same order.
-  void tune(bool chooser, Agree agree);
+  /// From now on a new shape is timed when it is first used, each algorithm for `sample_ms` at a stretch: on the rank
+  /// with `chooser`, whose choice `agree` (empty with one rank) brings to all. Every rank must meet new shapes in the
+  /// same order.
+  void tune(bool chooser, Agree agree, double sample_ms = 0.2);
   [[nodiscard]] bool tunes() const noexcept { return tunes_; }
   [[nodiscard]] bool chooser() const noexcept { return chooser_; }
+  [[nodiscard]] double sample_ms() const noexcept { return sample_ms_; }
 
   [[nodiscard]] const GemmAlgorithm* find(const GemmShape& shape) const;
   /// Stores a choice; `keep` puts it into the file as well.
@@ -95,6 +97,7 @@ class GemmAlgorithms {
   bool tunes_ = false;
   bool chooser_ = true;
   bool grown_ = false;
+  double sample_ms_ = 0;
   Agree agree_;
 };
 
