@@ -192,11 +192,12 @@ void derive_run_length(Derivation& d) {
              t.gemm_algorithms, " is for 16-bit matrices; add --bf16 or --fp16, or remove it");
   PGPT_CHECK(ConfigError, t.gemm_algorithms.empty() || t.kernels == KernelSet::kFast, "--gemm-algorithms ",
              t.gemm_algorithms, " replaces libtorch's products, --kernels reference asks for them; remove one");
-  t.gemm_tuning_ms = v.real("gemm_tuning_ms");
+  const std::optional<double> tuning_ms = v.maybe_real("gemm_tuning_ms");
+  t.gemm_tuning_ms = tuning_ms.value_or(t.gemm_tuning_ms);
   PGPT_CHECK(ConfigError, t.gemm_tuning_ms > 0 && t.gemm_tuning_ms <= 1000, "--gemm-tuning-ms ", t.gemm_tuning_ms,
              ": give a positive number of milliseconds, at most 1000");
-  PGPT_CHECK(ConfigError, !t.gemm_algorithms.empty() || !v.given("gemm_tuning_ms"), "--gemm-tuning-ms ",
-             t.gemm_tuning_ms, " is for --gemm-algorithms FILE; add that, or remove it");
+  PGPT_CHECK(ConfigError, !t.gemm_algorithms.empty() || !tuning_ms, "--gemm-tuning-ms ", t.gemm_tuning_ms,
+             " is for --gemm-algorithms FILE; add that, or remove it");
   const std::string graphs = v.text("cuda_graph_impl");
   const std::vector<std::string> scope = v.texts("cuda_graph_scope");
   const bool whole = std::find(scope.begin(), scope.end(), "full_iteration") != scope.end();

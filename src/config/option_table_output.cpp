@@ -156,8 +156,9 @@ Rows own_rows() {
       text("--gemm-algorithms", kNone,
            "File of tuned cuBLASLt algorithms for matrix products on GPUs; shapes it lacks are timed and added.")
           .own(),
-      real("--gemm-tuning-ms", "0.2",
-           "Milliseconds that an algorithm runs at a stretch while it is timed; 50 or more let the clock settle, so "
+      real("--gemm-tuning-ms", kNone,
+           "Milliseconds that an algorithm runs at a stretch while it is timed (0.2); 50 or more let the clock settle, "
+           "so "
            "that "
            "at the power limit what draws less counts too.")
           .own(),
