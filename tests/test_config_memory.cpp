@@ -151,6 +151,18 @@ TEST_CASE("GTP divides the state and adds gather buffers and gradients in flight
   CHECK(moment_of(added, "backward of the last feed-forward block").work == block + (64 * 192 + 384 * 64) * 4 * 0.5);
 }
 
+TEST_CASE("kept gathered weights need their size, tied ones once", "[cpu][config]") {
+  const std::string gtp = kSmall + "--tensor-parallel-num-weight-shards 2 --gtp-keep-gathered-layers ";
+  const double none = rank_of(gtp + "0", 2).buffer_bytes;
+  // The last layer (qkv 192, proj 64, fc1 384 rows of 64, fc2 64 of 192) and the output matrix of 128 rows; the shared
+  // buffers keep their sizes, which the first layer asks for.
+  constexpr double kLayer = ((192 + 64 + 384) * 64 + 64 * 192) * 2, kTable = 128 * 64 * 2;
+  CHECK(rank_of(gtp + "1", 2).buffer_bytes == none + kLayer + kTable);
+  // With all kept there are no shared buffers.
+  constexpr double kShared = (64 * 192 + 384 * 64) * 2;
+  CHECK(rank_of(gtp + "2", 2).buffer_bytes == none - kShared + 2 * kLayer + 2 * kTable);
+}
+
 TEST_CASE("the memory table shows parts, sums and what was measured", "[cpu][config]") {
   const RankEstimate rank = rank_of(recipe("llama-1.3b"));
   const auto text = [](const std::vector<std::string>& lines) {

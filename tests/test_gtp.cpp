@@ -165,6 +165,31 @@ TEST_CASE("prefetch, asynchronous scatter and recompute change no bit", "[cpu][g
   }
 }
 
+TEST_CASE("kept gathered weights change no bit and are gathered once a step", "[cpu][gtp]") {
+  // Two micro-batches, 10 uses of which the embedding's is not read in backward: 2 * (10 + 9) gathers a step.
+  constexpr std::int64_t kSteps = 4, kWhole = 2 * 19;
+  for (const std::string& model : {std::string(), kLlama}) {
+    INFO(model);
+    const std::string flags = "--bf16 " + model + shards_flag(2);
+    const Run plain = run(flags, 2);
+    CHECK(plain.counters.gathers == kSteps * kWhole);
+    // The last layer and the output matrix once, the embedding and the first layer as before.
+    const Run half = run(flags + "--gtp-keep-gathered-layers 1", 2);
+    CHECK(half.counters.gathers == kSteps * (5 + 2 * (5 + 4)));
+    check_equal_bits(half, plain);
+    const Run all = run(flags + "--gtp-keep-gathered-layers 2", 2);
+    CHECK(all.counters.gathers == kSteps * (model.empty() ? 9 : 10));  // tied: one table
+    check_equal_bits(all, plain);
+    for (const std::string& more :
+         {"--no-gtp-prefetch ", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 ",
+          "--recompute-granularity selective --recompute-modules core_attn layernorm mlp "}) {
+      check_equal_bits(run(flags + "--gtp-keep-gathered-layers 1 " + more, 2), plain);
+    }
+    const std::string evaluated = flags + "--eval-interval 1 --eval-iters 1 ";
+    check_equal_bits(run(evaluated + "--gtp-keep-gathered-layers 2", 2), run(evaluated, 2));
+  }
+}
+
 TEST_CASE("the distributed optimizer has nothing to shard without replicas and changes no bit", "[cpu][gtp]") {
   check_equal_bits(run(kUntied + shards_flag(2) + "--use-distributed-optimizer", 2), run(kUntied + shards_flag(2), 2));
   CHECK_THROWS_AS(run(kUntied + "--use-distributed-optimizer", 2), pgpt::ConfigError);

@@ -208,6 +208,10 @@ TEST_CASE("a training step as one CUDA graph gives the same bits", "[gpu][dist]"
        1},
       {"gtp", "--attention-dropout 0 --hidden-dropout 0.1 --global-batch-size 12 --tensor-parallel-num-weight-shards 2",
        2},
+      {"gtp-kept",
+       "--attention-dropout 0 --hidden-dropout 0.1 --global-batch-size 12 --tensor-parallel-num-weight-shards 2 "
+       "--gtp-keep-gathered-layers 2",
+       2},
       {"dp", "--attention-dropout 0 --hidden-dropout 0 --overlap-grad-reduce --global-batch-size 12", 2},
   };
   for (const Case& c : cases) {
@@ -260,8 +264,8 @@ TEST_CASE("GTP on two GPUs gives the same bits by copy engine as by NCCL", "[gpu
   for (const std::string more : {"--bf16 ", "--bf16 --grad-reduce-in-bf16 ", ""}) {
     INFO(more);
     std::vector<std::vector<json>> runs;
-    for (const std::string transport : {"nccl", "copy-engine"}) {
-      const auto metrics = folder / (transport + std::to_string(more.size()));
+    for (const std::string transport : {"nccl", "copy-engine", "copy-engine --gtp-keep-gathered-layers 3"}) {
+      const auto metrics = folder / std::to_string(runs.size() + 3 * more.size());
       const auto ranks = test::run_ranks(
           2, test::program(base + more + "--gtp-transport " + transport + " --metrics-file " + metrics.string()), {},
           120s);
@@ -271,6 +275,7 @@ TEST_CASE("GTP on two GPUs gives the same bits by copy engine as by NCCL", "[gpu
       REQUIRE(runs.back().size() == 10);
     }
     check_same_steps(runs[0], runs[1], {"lm_loss", "grad_norm", "params_norm"});
+    check_same_steps(runs[0], runs[2], {"lm_loss", "grad_norm", "params_norm"});
   }
 }
 

@@ -11,8 +11,9 @@ writes results.md, results.json and the logs into the output folder.
 
 With --gpus above 1 every entry of --runs is MODEL:LAYOUT[:MICRO-BATCH], where LAYOUT is dp (data parallel), gtpK (GTP
 over K ranks, data parallel over the rest), with variants behind it: -noprefetch, -copy (--gtp-transport copy-engine),
--bf16 (gradients scattered in bf16), -tuned (--gemm-algorithms), -settled (with --gemm-tuning-ms 50 too), -graph
-(--cuda-graph-impl full_iteration). The default list is that of docs/benchmarks.md. On one GPU --variants names them.
+-kept (--gtp-keep-gathered-layers for all layers), -bf16 (gradients scattered in bf16), -tuned (--gemm-algorithms),
+-settled (with --gemm-tuning-ms 50 too), -graph (--cuda-graph-impl full_iteration). The default list is that of
+docs/benchmarks.md. On one GPU --variants names them.
 """
 
 import argparse
@@ -62,6 +63,7 @@ class Layout:
     VARIANTS = {
         "noprefetch": ["--no-gtp-prefetch"],
         "copy": ["--gtp-transport", "copy-engine"],
+        "kept": ["--gtp-keep-gathered-layers", "{layers}"],
         "nccl": ["--gtp-transport", "nccl"],
         "bf16": ["--no-gradient-accumulation-fusion"],
         "tuned": ["--gemm-algorithms", ALGORITHMS],
@@ -204,7 +206,7 @@ class Bench:
         options += ["--train-iters", str(steps), "--eval-iters", "0", "--log-interval", "1", "--no-log-progress-line"]
         options += ["--metrics-file", str(metrics), "--data-path", str(prefix), "--split", "1,0,0"]
         options += ["--data-cache-path", str(self.scratch / "cache"), *(layout.options() if layout else [])]
-        options = [option.replace("{scratch}", str(self.scratch)) for option in options]
+        options = [o.replace("{scratch}", str(self.scratch)).replace("{layers}", str(model.layers)) for o in options]
         return program, options + shlex.split(self.arguments.options)
 
     def ours(self, model, kind, gpus=1, layout=None):

@@ -83,6 +83,7 @@ class CopyEngineCommunicator final : public Communicator {
       : group_(group),
         nccl_(make_nccl_communicator(group, setup.high_priority)),
         stream_(group, setup.high_priority),
+        own_stream_(c10::cuda::getStreamFromPool(setup.high_priority)),
         memory_(std::make_shared<PeerMemory>(setup)),
         copy_local_(stream_.get()) {
     group->resource = memory_;
@@ -107,8 +108,8 @@ class CopyEngineCommunicator final : public Communicator {
     if (!place) return nccl_->all_gather(std::move(output), std::move(input));
     refuse_capture("all_gather_fenced");
     return stream_.launch("all_gather_fenced", {output, input}, [&] {
-      copy_own(output, input);
-      copy_peers(*place, 0, input.nbytes(), slots(output, input), [](int /*peer*/) {});
+      beside_own_copy(output, input,
+                      [&] { copy_peers(*place, 0, input.nbytes(), slots(output, input), [](int /*peer*/) {}); });
     });
   }
 
@@ -187,16 +188,23 @@ class CopyEngineCommunicator final : public Communicator {
     for (int i = 1; i < size(); ++i) memory_->await(event, sequence, (rank() + i) % size(), stream_.get());
   }
 
-  void copy_own(const at::Tensor& output, const at::Tensor& input) {
+  /// Copies this rank's part of a gather while `copy_others` runs.
+  template <class Work>
+  void beside_own_copy(const at::Tensor& output, const at::Tensor& input, const Work& copy_others) {
     std::byte* const slot = slots(output, input)(rank());
-    if (slot != input.data_ptr()) copy_local_(slot, input.data_ptr(), input.nbytes(), stream_.get());
+    if (slot == input.data_ptr()) return copy_others();
+    may_copy_own_.record(stream_.get());
+    may_copy_own_.block(own_stream_.stream());
+    copy_local_(slot, input.data_ptr(), input.nbytes(), own_stream_.stream());
+    own_copied_.record(own_stream_.stream());
+    copy_others();
+    own_copied_.block(stream_.get());
   }
 
   void gather(const at::Tensor& output, const at::Tensor& input, const PeerMemory::Place& place) {
     const std::uint32_t sequence = memory_->next_sequence();
     memory_->signal(PeerMemory::kReady, sequence, stream_.get());
-    copy_own(output, input);
-    pull(place, 0, input.nbytes(), sequence, slots(output, input));
+    beside_own_copy(output, input, [&] { pull(place, 0, input.nbytes(), sequence, slots(output, input)); });
     await_peers(PeerMemory::kDone, sequence);  // then the input may be changed
   }
 
@@ -236,6 +244,8 @@ class CopyEngineCommunicator final : public Communicator {
   BackendGroupPtr group_;
   std::unique_ptr<Communicator> nccl_;
   DeviceStream stream_;
+  c10::cuda::CUDAStream own_stream_;  // for copies inside this GPU, beside those from the peers
+  cuda::Event may_copy_own_, own_copied_;
   std::shared_ptr<PeerMemory> memory_;
   LocalCopy copy_local_;
   at::Tensor received_;  // the peers' parts of a scatter; every use is on this stream, so one buffer is enough

@@ -180,6 +180,10 @@ void derive_world(Derivation& d) {
   if (p.gtp == 1 && d.values.text("gtp_transport") != "nccl")
     d.notice("WARNING: --gtp-transport copy-engine has no effect without --tensor-parallel-num-weight-shards above 1");
   p.gtp_transport = d.values.text("gtp_transport") == "nccl" ? GtpTransport::kNccl : GtpTransport::kCopyEngine;
+  p.gtp_keep_gathered_layers = d.values.integer("gtp_keep_gathered_layers");
+  if (p.gtp == 1 && p.gtp_keep_gathered_layers > 0) {
+    d.notice("WARNING: --gtp-keep-gathered-layers has no effect without --tensor-parallel-num-weight-shards above 1");
+  }
   p.gtp_async_reduce_scatter = d.values.flag("gtp_async_reduce_scatter");
   p.gtp_fp32_accumulation = d.values.flag("gtp_remat_reduce_scatter_with_fp32_accumulation");
   p.ddp_bucket_size = d.maybe_positive("ddp_bucket_size").value_or(0);
@@ -212,6 +216,8 @@ void derive_pipeline(Derivation& d) {
   PGPT_CHECK(ConfigError, !uneven || (!embedding && !loss && !layout),
              "--decoder-first/last-pipeline-num-layers cannot be combined with --account-for-... options or a layout");
   PGPT_CHECK(ConfigError, layers > 0, "--num-layers is required; give the number of transformer layers");
+  PGPT_CHECK(ConfigError, p.gtp_keep_gathered_layers >= 0 && p.gtp_keep_gathered_layers <= layers,
+             "--gtp-keep-gathered-layers ", p.gtp_keep_gathered_layers, ": give 0 to ", layers, " (--num-layers)");
   const std::int64_t counted = layers + int{embedding} + int{loss};
   p.virtual_pipeline = 0;
   if (layout) {

@@ -253,8 +253,8 @@ double buffer_bytes(const Config& config, const StagePlace& place) {
     bytes += static_cast<double>(m.seq_length) * angles * 2 * 4;
   }
   if (config.parallel.gtp == 1) return bytes;
-  // Two gather buffers, taken in turns along the chain, each as large as its largest weight; recompute has its own
-  // pair; and two buffers for whole gradients.
+  // Two gather buffers, taken in turns along the chain, each as large as its largest weight that is not kept; recompute
+  // has its own pair; and two buffers for whole gradients.
   const ChainMatrices chain = matrices(config);
   struct Use {
     Matrix matrix;
@@ -268,12 +268,20 @@ double buffer_bytes(const Config& config, const StagePlace& place) {
   for (std::int64_t i = 0; i < place.layers; ++i)
     uses.insert(uses.end(), {{chain.qkv, inner}, {chain.proj, inner}, {chain.fc1, inner}, {chain.fc2, inner}});
   if (place.last) uses.push_back({chain.vocabulary, outer});
+  const std::int64_t kept_layers = std::min(config.parallel.gtp_keep_gathered_layers, place.layers);
+  std::size_t kept = kept_layers == 0 ? 0 : 4 * static_cast<std::size_t>(kept_layers) + (place.last ? 1 : 0);
+  if (kept > 0 && kept_layers == place.layers) kept = uses.size();
   double largest[2] = {0, 0};
   double largest_gradient[2] = {0, 0};
   for (std::size_t i = 0; i < uses.size(); ++i) {
     const std::int64_t rows = shard_rows(uses[i].matrix.rows, config.parallel.gtp) * config.parallel.gtp;
     const double elements = static_cast<double>(rows) * static_cast<double>(uses[i].matrix.columns);
-    largest[i % 2] = std::max(largest[i % 2], elements);
+    if (i + kept >= uses.size()) {
+      const bool tied_again = place.first && place.last && !m.untie_embeddings && i + 1 == uses.size();
+      if (!tied_again || kept < uses.size()) bytes += elements * element;
+    } else {
+      largest[i % 2] = std::max(largest[i % 2], elements);
+    }
     largest_gradient[i % 2] = std::max(largest_gradient[i % 2], elements * uses[i].gradient);
   }
   if (config.parallel.gtp_transport == GtpTransport::kCopyEngine) {

@@ -140,6 +140,10 @@ Rows own_rows() {
       integer("--world-size", kNone, "Number of ranks that --dry-run assumes.").own().action(),
       off("--no-gtp-prefetch", "Gather each weight only when it is needed.").own(),
       off("--no-gtp-async-reduce-scatter", "Wait for each gradient's reduce-scatter at once.").own(),
+      integer("--gtp-keep-gathered-layers", "0",
+              "Layers, from the last one, whose gathered weights stay until the optimizer step: backward and later "
+              "micro-batches gather nothing again, for the memory of those weights.")
+          .own(),
       choice("--gtp-transport", "nccl", "nccl|copy-engine",
              "Who moves GTP's weights and gradients: NCCL's kernels, or copies between the GPUs of one node that leave "
              "the multiprocessors to the computation.")

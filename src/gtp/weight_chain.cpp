@@ -35,12 +35,7 @@ struct GatheredWeight::Slot {
   at::Tensor buffer;  // flat, weight dtype, as large as the largest weight that uses it
   std::uint64_t generation = 0;
   std::string holds;
-};
-
-struct WeightChain::Gather {
-  comm::Pending pending;
-  at::Tensor whole;  // [padded rows, columns] view of the slot
-  std::uint64_t generation = 0;
+  bool complete = false;  // of a kept weight: it is there and current
 };
 
 struct WeightChain::Scatter {
@@ -64,6 +59,7 @@ WeightChain::WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, 
       options_(options),
       on_gradient_ready_(std::move(on_gradient_ready)),
       scatters_(uses_.size()),
+      kept_(uses_.size()),
       last_in_backward_(uses_.size(), true) {
   PGPT_ASSERT(gather_.size() == scatter_.size(), "both directions span the same peers");
   for (std::size_t i = 0; i < uses_.size(); ++i) {
@@ -72,18 +68,30 @@ WeightChain::WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, 
     }
   }
   if (!distributed()) return;
-  for (std::size_t i = 0; i < kNumPasses * uses_.size(); ++i) gathers_.push_back(std::make_unique<Gather>());
+  gathers_.resize(kNumPasses * uses_.size());
+  PGPT_ASSERT(options_.kept_uses <= uses_.size(), options_.kept_uses, " kept of ", uses_.size());
+  const at::TensorOptions tensor_options = uses_.front().weight->weight.options();
   bool recomputes = false;
   std::int64_t largest[2] = {0, 0};
   std::int64_t largest_gradient[2] = {0, 0};  // bytes
   for (std::size_t i = 0; i < uses_.size(); ++i) {
     recomputes = recomputes || uses_[i].recompute_group >= 0;
     const std::int64_t elements = uses_[i].weight->num_elements() * gather_.size();
-    largest[i % 2] = std::max(largest[i % 2], elements);
+    if (i + options_.kept_uses >= uses_.size()) {
+      // A tied weight is kept once.
+      for (std::size_t j = 0; j < i && !kept_[i]; ++j) {
+        if (uses_[j].weight == uses_[i].weight) kept_[i] = kept_[j];
+      }
+      if (!kept_[i]) {
+        kept_[i] = std::make_shared<GatheredWeight::Slot>();
+        kept_[i]->buffer = at::empty({elements}, tensor_options);
+      }
+    } else {
+      largest[i % 2] = std::max(largest[i % 2], elements);
+    }
     largest_gradient[i % 2] = std::max(largest_gradient[i % 2],
                                        elements * static_cast<std::int64_t>(c10::elementSize(uses_[i].gradient_dtype)));
   }
-  const at::TensorOptions tensor_options = uses_.front().weight->weight.options();
   for (std::size_t pass = 0; pass < kNumPasses; ++pass) {
     for (std::size_t parity = 0; parity < 2; ++parity) {
       auto slot = std::make_shared<GatheredWeight::Slot>();
@@ -107,8 +115,16 @@ WeightChain::~WeightChain() = default;
 
 bool WeightChain::distributed() const { return gather_.size() > 1; }
 
-WeightChain::Gather& WeightChain::gather_state(UseId use, Pass pass) {
-  return *gathers_[index_of(pass) * uses_.size() + use];
+comm::Pending& WeightChain::gather_state(UseId use, Pass pass) { return gathers_[index_of(pass) * uses_.size() + use]; }
+
+const std::shared_ptr<GatheredWeight::Slot>& WeightChain::slot_of(UseId use, Pass pass) const {
+  return kept_[use] ? kept_[use] : slots_[index_of(pass) * 2 + use % 2];
+}
+
+at::Tensor WeightChain::whole_weight(UseId use, Pass pass) const {
+  const at::Tensor& shard = uses_[use].weight->weight;
+  const std::int64_t rows = shard.size(0) * gather_.size();
+  return slot_of(use, pass)->buffer.narrow(0, 0, rows * shard.size(1)).view({rows, shard.size(1)});
 }
 
 std::ptrdiff_t WeightChain::next_use(UseId use, Pass pass) const {
@@ -120,22 +136,18 @@ std::ptrdiff_t WeightChain::next_use(UseId use, Pass pass) const {
   if (!spec.prefetch) return -1;
   if (pass == Pass::kBackward && !spec.read_in_backward) return -1;
   if (pass == Pass::kRecompute && spec.recompute_group != uses_[use].recompute_group) return -1;
+  if (slot_of(static_cast<UseId>(next), pass)->complete) return -1;
   return next;
 }
 
 void WeightChain::launch_gather(UseId use, Pass pass) {
   const UseSpec& spec = uses_[use];
-  Gather& state = gather_state(use, pass);
-  GatheredWeight::Slot& slot = *slots_[index_of(pass) * 2 + use % 2];
-  const at::Tensor& shard = spec.weight->weight;
-  const std::int64_t elements = shard.numel() * gather_.size();
+  GatheredWeight::Slot& slot = *slot_of(use, pass);
   ++slot.generation;
   slot.holds = spec.label;
-  state.generation = slot.generation;
-  state.whole = slot.buffer.narrow(0, 0, elements).view({shard.size(0) * gather_.size(), shard.size(1)});
   if (!reading_) reading_since_ = gather_.fence();
   reading_ = true;
-  state.pending = gather_.all_gather_fenced(state.whole, shard);
+  gather_state(use, pass) = gather_.all_gather_fenced(whole_weight(use, pass), spec.weight->weight);
   ++counters_.gathers;
 }
 
@@ -151,11 +163,14 @@ GatheredWeight WeightChain::read(UseId use, Pass pass) {
     PGPT_ASSERT(false, "out of order in the ", pass_name(pass), " pass: ", spec.label, " is read while ",
                 uses_[static_cast<std::size_t>(in_flight)].label, " was prefetched");
   }
-  Gather& state = gather_state(use, pass);
-  if (in_flight < 0) launch_gather(use, pass);
-  in_flight = -1;
-  reading_since_.wait();
-  state.pending.wait();
+  const std::shared_ptr<GatheredWeight::Slot>& slot = slot_of(use, pass);
+  if (!slot->complete) {
+    if (in_flight < 0) launch_gather(use, pass);
+    in_flight = -1;
+    reading_since_.wait();
+    gather_state(use, pass).wait();
+    slot->complete = kept_[use] != nullptr;
+  }
   if (options_.prefetch) {
     if (const std::ptrdiff_t next = next_use(use, pass); next >= 0) {
       launch_gather(static_cast<UseId>(next), pass);
@@ -163,9 +178,9 @@ GatheredWeight WeightChain::read(UseId use, Pass pass) {
       in_flight = next;
     }
   }
-  result.tensor_ = state.whole.narrow(0, 0, spec.weight->layout.logical_shape.at(0));
-  result.slot_ = slots_[index_of(pass) * 2 + use % 2];
-  result.generation_ = state.generation;
+  result.tensor_ = whole_weight(use, pass).narrow(0, 0, spec.weight->layout.logical_shape.at(0));
+  result.slot_ = slot;
+  result.generation_ = slot->generation;
   return result;
 }
 
@@ -173,6 +188,9 @@ void WeightChain::release_weights() {
   if (!reading_) return;
   gather_.fence().wait();
   reading_ = false;
+  for (const auto& slot : kept_) {
+    if (slot) slot->complete = false;
+  }
 }
 
 void WeightChain::end_pass(Pass pass) const {

@@ -154,6 +154,12 @@ void GptModel::build_layers(const config::TrainingConfig& training, parameter::P
   }
 }
 
+std::size_t GptModel::uses_of_last(std::int64_t layers) const {
+  if (layers == 0) return 0;
+  const std::size_t count = 1 + kUsesPerLayer * static_cast<std::size_t>(layers);  // with the output matrix
+  return layers == config_.num_layers ? uses_.size() : count;
+}
+
 Tensor GptModel::embed(const StepContext& context, const Batch& batch, Saved& saved) const {
   const gtp::GatheredWeight table = context.chain->read(kEmbeddingUse, Pass::kForward);
   Tensor x = kernels::embedding_forward(table.get(), batch.tokens.view({-1}));

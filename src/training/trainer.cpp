@@ -234,6 +234,7 @@ void Trainer::launch_graph(const LossScaling& scaling, const optim::StepInputs& 
   base.data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(dropout_.attention_offset);
   dropout_base_.copy_(base, /*non_blocking=*/true);
   const model::DropoutCursor before = dropout_;
+  chain_->release_weights();  // a graph gathers what it reads
   graphs_->run(count, [&] {
     dropout_ = {before.hidden_seed,        0, before.attention_seed, 0, dropout_base_.select(0, 0),
                 dropout_base_.select(0, 1)};

@@ -33,8 +33,9 @@ struct ChainOptions {
   bool prefetch = true;       ///< gather the next weight while the current one is used
   bool async_scatter = true;  ///< finish a reduce-scatter when its buffer is needed again, two uses later
   bool fp32_accumulation =
-      false;         ///< above 2 peers: all-to-all and an fp32 sum instead of a reduce-scatter in the gradient's dtype
-  bool mean = true;  ///< divide gradients by the group size; false with --calculate-per-token-loss
+      false;  ///< above 2 peers: all-to-all and an fp32 sum instead of a reduce-scatter in the gradient's dtype
+  std::size_t kept_uses = 0;  ///< uses at the chain's end whose gathered weights stay until the weights change
+  bool mean = true;           ///< divide gradients by the group size; false with --calculate-per-token-loss
 };
 
 /// A gathered weight; reading it after its buffer has been given to another weight is an error naming both.
@@ -73,8 +74,8 @@ class WeightChain {
   [[nodiscard]] const std::vector<UseSpec>& uses() const { return uses_; }
 
   /// The whole weight of a use, ready on the current stream; starts the gather of the pass's next use. It stays valid
-  /// until the use after the next is read in the same pass. Throws std::logic_error naming both uses when another use
-  /// was the one prefetched.
+  /// until the use after the next is read in the same pass; a kept one until `release_weights`. Throws std::logic_error
+  /// naming both uses when another use was the one prefetched.
   [[nodiscard]] GatheredWeight read(UseId use, Pass pass);
   /// Ends the reading: afterwards, on the current stream, this rank's shards may be changed. Every peer calls it
   /// between its last read and the change.
@@ -109,9 +110,11 @@ class WeightChain {
   [[nodiscard]] const Counters& counters() const { return counters_; }
 
  private:
-  struct Gather;
   struct Scatter;
-  [[nodiscard]] Gather& gather_state(UseId use, Pass pass);
+  [[nodiscard]] comm::Pending& gather_state(UseId use, Pass pass);
+  [[nodiscard]] const std::shared_ptr<GatheredWeight::Slot>& slot_of(UseId use, Pass pass) const;
+  /// [padded rows, columns] view of the use's buffer.
+  [[nodiscard]] at::Tensor whole_weight(UseId use, Pass pass) const;
   void launch_gather(UseId use, Pass pass);
   [[nodiscard]] std::ptrdiff_t next_use(UseId use, Pass pass) const;
   [[nodiscard]] at::Tensor whole_gradient(UseId use) const;
@@ -124,11 +127,12 @@ class WeightChain {
   ChainOptions options_;
   GradientReady on_gradient_ready_;
   Counters counters_;
-  std::vector<std::unique_ptr<Gather>> gathers_;    // [pass * uses + use]
+  std::vector<comm::Pending> gathers_;              // [pass * uses + use]
   std::vector<std::unique_ptr<Scatter>> scatters_;  // per use: in flight or null
   std::vector<bool> last_in_backward_;              // per use: no earlier use reads the same weight
   // Two buffers a pass, taken in turns by chain position, so that a weight being read and the next one never share.
   std::vector<std::shared_ptr<GatheredWeight::Slot>> slots_;  // [pass * 2 + parity]
+  std::vector<std::shared_ptr<GatheredWeight::Slot>> kept_;   // per use: a buffer of its own, or null
   bool reading_ = false;                        // a fence after the last change of weights has been passed
   comm::Pending reading_since_;                 // that fence, until the first read
   std::ptrdiff_t in_flight_[3] = {-1, -1, -1};  // per pass: the prefetched use, or -1

@@ -45,6 +45,8 @@ class GptModel {
 
   /// Every read of a matrix in the forward pass, in order; the model's layers refer to these positions.
   [[nodiscard]] const std::vector<gtp::UseSpec>& chain_uses() const { return uses_; }
+  /// How many uses at the chain's end belong to the last `layers` layers and what follows them; all for all layers.
+  [[nodiscard]] std::size_t uses_of_last(std::int64_t layers) const;
 
   /// Forward and backward of one micro-batch: main gradients receive d(sum of token losses * gradient_scale).
   [[nodiscard]] LossSum forward_backward(const StepContext& context, const Batch& batch);
