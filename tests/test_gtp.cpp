@@ -155,6 +155,7 @@ TEST_CASE("prefetch, asynchronous scatter and recompute change no bit", "[cpu][g
       CHECK(on_demand.counters.prefetched_gathers == 0);
       check_equal_bits(on_demand, plain);
       check_equal_bits(run(flags + "--no-gtp-async-reduce-scatter", 2), plain);
+      check_equal_bits(run(flags + "--gtp-communicators 1", 2), plain);
       check_equal_bits(
           run(flags + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", 2), plain);
       check_equal_bits(run(flags + "--recompute-granularity full --recompute-method block --recompute-num-layers 1", 2),

@@ -14,25 +14,29 @@ using namespace pgpt::test;
 
 namespace {
 
-// Median of 20 timed calls after 5 warm ones. Every tensor is larger than the L2 cache or nearly so, and each call
-// touches several.
-void report(const char* name, const std::string& shape, double bytes, const std::function<void()>& call) {
-  constexpr int kCalls = 20;
-  for (int i = 0; i < 5; ++i) call();
+// Median of the timed calls, after a quarter as many warm ones. Every tensor is larger than the L2 cache or nearly so,
+// and each call touches several.
+double milliseconds_of(const std::function<void()>& call, int calls = 20) {
+  const auto kCalls = static_cast<std::size_t>(calls);
+  for (int i = 0; i < calls / 4; ++i) call();
   std::vector<at::cuda::CUDAEvent> begin(kCalls), end(kCalls);
   for (auto* events : {&begin, &end}) {
     for (auto& event : *events) event = at::cuda::CUDAEvent(cudaEventDefault);
   }
-  for (int i = 0; i < kCalls; ++i) {
+  for (std::size_t i = 0; i < kCalls; ++i) {
     begin[i].record();
     call();
     end[i].record();
   }
   end.back().synchronize();
   std::vector<float> times;
-  for (int i = 0; i < kCalls; ++i) times.push_back(begin[i].elapsed_time(end[i]));
-  std::nth_element(times.begin(), times.begin() + kCalls / 2, times.end());
-  const double milliseconds = times[kCalls / 2];
+  for (std::size_t i = 0; i < kCalls; ++i) times.push_back(begin[i].elapsed_time(end[i]));
+  std::nth_element(times.begin(), times.begin() + calls / 2, times.end());
+  return times[kCalls / 2];
+}
+
+void report(const char* name, const std::string& shape, double bytes, const std::function<void()>& call) {
+  const double milliseconds = milliseconds_of(call);
   std::printf("%-32s %-28s %9.1f us %8.0f GB/s\n", name, shape.c_str(), milliseconds * 1e3, bytes / milliseconds / 1e6);
   std::fflush(stdout);
 }
@@ -174,4 +178,107 @@ TEST_CASE("speed of the CUDA kernels", "[.bench]") {
   report("squared norm, fp32", shape_text({n}), 4 * elements, [&] { (void)squared_norm(g, segments, kFast); });
   report("zero count, fp32", shape_text({n}), 4 * elements, [&] { (void)count_zeros(g, segments); });
   report("non-finite, fp32", shape_text({n}), 4 * elements, [&] { (void)has_non_finite(g); });
+}
+
+TEST_CASE("what each fused kernel saves in a step", "[.bench-means]") {
+  if (!at::hasCUDA()) return;
+  // llama-1.3b, micro-batch 8 x 2048.
+  constexpr std::int64_t kLayers = 24, kBatch = 8, kSequence = 2048, kTokens = kBatch * kSequence, kHidden = 2048,
+                         kFfn = 5504, kHeads = 16, kHeadDim = 128, kVocab = 32000;
+  const auto compare = [](const char* name, std::int64_t times, const std::function<void(const Policy&)>& work) {
+    const double fused = static_cast<double>(times) * milliseconds_of([&] { work(kFast); }, 8);
+    const double apart = static_cast<double>(times) * milliseconds_of([&] { work(kComposite); }, 8);
+    std::printf("%-44s %8.2f ms fused %8.2f ms operation by operation, saves %8.2f ms a step\n", name, fused, apart,
+                apart - fused);
+    std::fflush(stdout);
+  };
+  {
+    const at::Tensor x = normal({kTokens, kHidden}), delta = normal({kTokens, kHidden}),
+                     dy = normal({kTokens, kHidden}), weight = normal({kHidden});
+    const NormOptions options{1e-5, true, false};
+    compare("residual + norm, forward and backward", 2 * kLayers + 1, [&](const Policy& policy) {
+      at::Tensor sum;
+      NormStatistics statistics;
+      (void)add_norm_forward(x, delta, weight, {}, options, sum, statistics, policy);
+      (void)norm_backward(dy, x, weight, {}, options, statistics, delta, policy);
+    });
+  }
+  {
+    RopeOptions options;
+    options.dim = kHeadDim;
+    const RopeTable table = make_rope_table(kSequence, options, at::Device(at::kCUDA, 0));
+    const at::Tensor packed = normal({kBatch, kSequence, 3 * kHeads * kHeadDim});
+    const auto heads = [&] { return normal({kBatch, kSequence, kHeads, kHeadDim}); };
+    const Qkv gradient{heads(), heads(), heads()};
+    compare("rotary positions in the packed layout", kLayers, [&](const Policy& policy) {
+      (void)split_qkv(packed, kHeads, kHeads, kHeadDim, &table, policy);
+      (void)merge_qkv_gradient(gradient, &table, policy);
+    });
+  }
+  {
+    const at::Tensor x = normal({kTokens, 2 * kFfn}), dy = normal({kTokens, kFfn});
+    ActivationOptions swiglu;
+    swiglu.kind = ActivationKind::kSwiglu;
+    compare("SwiGLU, forward and backward", kLayers, [&](const Policy& policy) {
+      (void)activation_forward(x, {}, swiglu, policy);
+      (void)activation_backward(dy, x, {}, swiglu, policy);
+    });
+  }
+  {
+    const at::Tensor logits = normal({kTokens, kVocab});
+    const at::Tensor labels = at::randint(kVocab, {kTokens}, logits.options().dtype(at::kLong)),
+                     scale = at::ones({kTokens}, logits.options().dtype(at::kFloat));
+    compare("cross entropy, gradient in place", 1, [&](const Policy& policy) {
+      at::Tensor overwritten = logits;
+      (void)cross_entropy_forward_backward_(overwritten, labels, scale, policy);
+    });
+  }
+  {
+    const at::Tensor dy = normal({kTokens, kHidden});
+    at::Tensor main = at::zeros({kVocab, kHidden}, dy.options().dtype(at::kFloat));
+    const at::Tensor ids = at::randint(kVocab, {kTokens}, dy.options().dtype(at::kLong));
+    compare("embedding gradient by sorted ids", 1,
+            [&](const Policy& policy) { accumulate_embedding_gradient(main, dy, ids, policy); });
+  }
+  {
+    // Of 1/5 of the parameters, five times: the temporaries of separate operations would not fit.
+    const std::int64_t n = std::int64_t{1} << 28;
+    const SegmentTable segments = make_segment_table({{0, n, 0, 1.0F, 1.0F}}, at::Device(at::kCUDA, 0));
+    at::Tensor p = normal({n}, at::kFloat), m = normal({n}, at::kFloat), v = normal({n}, at::kFloat).abs_(),
+               w = normal({n});
+    const at::Tensor g = normal({n}, at::kFloat);
+    const StepScalars scalars{gpu(at::tensor(std::vector<float>{1, 0, 0.1F, 0.05F, 0.1F, 0, 1e-4F, 0}, at::kFloat))};
+    compare("AdamW in one kernel", 5,
+            [&](const Policy& policy) { adam_step(w, p, m, v, g, segments, {}, scalars, policy); });
+    compare("gradient norm", 5, [&](const Policy& policy) { (void)squared_norm(g, segments, policy); });
+  }
+  {
+    const auto heads = [&] { return normal({kBatch, kSequence, kHeads, kHeadDim}); };
+    const Qkv qkv{heads(), heads(), heads()};
+    const at::Tensor dout = heads();
+    for (const AttentionForm form : {AttentionForm::kFused, AttentionForm::kUnfused}) {
+      AttentionOptions options;
+      options.form = form;
+      options.scale = 1.0 / std::sqrt(static_cast<double>(kHeadDim));
+      const double each = milliseconds_of(
+          [&] {
+            AttentionSaved saved;
+            (void)attention_forward(qkv, {}, options, saved, kFast);
+            (void)attention_backward(dout, saved, kFast);
+          },
+          4);
+      std::printf("attention, %-33s %8.2f ms a step\n", form == AttentionForm::kFused ? "cuDNN" : "separate operations",
+                  static_cast<double>(kLayers) * each);
+    }
+  }
+  {
+    // Of the feed-forward block's first matrix: fp32 sums inside the product, or a bf16 gradient added in a second
+    // pass.
+    const at::Tensor x = normal({kTokens, kHidden}), dy = normal({kTokens, 2 * kFfn});
+    at::Tensor main = at::zeros({2 * kFfn, kHidden}, x.options().dtype(at::kFloat));
+    const double inside = milliseconds_of([&] { add_weight_gradient(main, dy, x, 1.0, false, kFast); });
+    const double apart = milliseconds_of([&] { main.add_(at::mm(dy.t(), x)); });
+    std::printf("%-44s %8.2f ms inside, %8.2f ms in a second pass (fc1, all layers)\n", "fp32 sums of weight gradients",
+                static_cast<double>(kLayers) * inside, static_cast<double>(kLayers) * apart);
+  }
 }

@@ -285,9 +285,10 @@ double buffer_bytes(const Config& config, const StagePlace& place) {
     largest_gradient[i % 2] = std::max(largest_gradient[i % 2], elements * uses[i].gradient);
   }
   if (config.parallel.gtp_transport == GtpTransport::kCopyEngine) {
-    // The peers' parts of the largest gradient; and a page of flags for each of the two groups.
+    // The peers' parts of the largest gradient; and a page of flags for each communicator.
     const auto peers = static_cast<double>(config.parallel.gtp);
-    bytes += (peers - 1) / peers * std::max(largest_gradient[0], largest_gradient[1]) + 2 * 2.0 * 1024 * 1024;
+    bytes += (peers - 1) / peers * std::max(largest_gradient[0], largest_gradient[1]) +
+             static_cast<double>(config.parallel.gtp_communicators) * 2.0 * 1024 * 1024;
   }
   const bool again = config.training.recompute == RecomputeGranularity::kFull || recomputes(config.training, "mlp");
   return bytes + (largest[0] + largest[1]) * element * (again ? 2 : 1) + largest_gradient[0] + largest_gradient[1];

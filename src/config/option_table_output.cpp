@@ -140,6 +140,9 @@ Rows own_rows() {
       integer("--world-size", kNone, "Number of ranks that --dry-run assumes.").own().action(),
       off("--no-gtp-prefetch", "Gather each weight only when it is needed.").own(),
       off("--no-gtp-async-reduce-scatter", "Wait for each gradient's reduce-scatter at once.").own(),
+      choice("--gtp-communicators", "2", "1|2",
+             "Communicators of GTP: 1 lets gathers and reduce-scatters take turns, for less memory of NCCL.")
+          .own(),
       integer("--gtp-keep-gathered-layers", "0",
               "Layers, from the last one, whose gathered weights stay until the optimizer step: backward and later "
               "micro-batches gather nothing again, for the memory of those weights.")

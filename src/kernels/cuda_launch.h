@@ -174,8 +174,7 @@ struct StepArguments {
   Type weight_type, gradient_type;
   void* weights;  ///< null: the master is the weight
   float* master;
-  void* gradient;
-  bool zero_gradient;  ///< also clear the gradient, on skipped steps too
+  const void* gradient;
   const float* scalars;
   ScalarPlaces places;
 };

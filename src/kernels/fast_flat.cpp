@@ -56,7 +56,7 @@ std::optional<cuda::StepArguments> step_arguments(const at::Tensor& weights, con
   step.gradient_type = *type_of(gradient);
   step.weights = weights.const_data_ptr() == master.const_data_ptr() ? nullptr : weights.mutable_data_ptr();
   step.master = master.mutable_data_ptr<float>();
-  step.gradient = const_cast<void*>(gradient.const_data_ptr());  // only read: zero_gradient is off
+  step.gradient = gradient.const_data_ptr();
   step.scalars = scalars.values.const_data_ptr<float>();
   step.places = kPlaces;
   return step;

@@ -34,7 +34,8 @@ static_assert(sizeof(GemmAlgorithm::words) == sizeof(cublasLtMatmulAlgo_t::data)
 constexpr int kCandidates = 8;          // suggestions that are timed
 constexpr std::size_t kRounds = 9;      // measurements of each; the median counts
 constexpr double kSettleMs = 10;        // measurements this long follow as long a run that lets the clock settle
-constexpr std::size_t kLongRounds = 3;  // number of those
+constexpr std::size_t kLongRounds = 2;  // number of those
+constexpr int kLongCandidates = 16;     // suggestions timed so
 constexpr double kWorthwhile = 0.99;    // a smaller gain over the first suggestion may be noise
 constexpr std::int64_t kAligned = 128;  // of tensors and of parameters in flat buffers
 
@@ -193,7 +194,8 @@ double median(std::vector<double> values) {
 /// `launch`).
 GemmAlgorithm fastest(const Library& library, const GemmShape& s, Description& description, const Addresses& addresses,
                       const void* source, void* target, double sample_ms) {
-  std::vector<GemmAlgorithm> list = suggestions(library, s, description, kCandidates);
+  const bool settles = sample_ms >= kSettleMs;
+  std::vector<GemmAlgorithm> list = suggestions(library, s, description, settles ? kLongCandidates : kCandidates);
   const auto timed = [&](const GemmAlgorithm& algorithm, std::int64_t calls, const pgpt::cuda::Event& begin,
                          const pgpt::cuda::Event& end) {
     begin.record(library.stream);
@@ -208,7 +210,6 @@ GemmAlgorithm fastest(const Library& library, const GemmShape& s, Description& d
   const std::int64_t calls = std::clamp<std::int64_t>(static_cast<std::int64_t>(sample_ms / once), 1, 100'000);
   // All candidates take turns, so that clocks and temperature are the same for each; or, when they run for long, so
   // that each meets the same drift while the clock follows from what it draws itself.
-  const bool settles = sample_ms >= kSettleMs;
   std::vector<pgpt::cuda::Event> begins, ends;
   for (std::size_t i = 0; i < (settles ? kLongRounds : kRounds) * list.size(); ++i) {
     const GemmAlgorithm& candidate = list[i % list.size()];

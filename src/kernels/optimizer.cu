@@ -93,9 +93,9 @@ struct Sgd {
 
 template <class W, class G, class Rule>
 __global__ void __launch_bounds__(kThreads)
-    step_kernel(FlatArguments flat, W* __restrict__ weights, float* __restrict__ master, G* __restrict__ gradient,
-                float* __restrict__ state1, float* __restrict__ state2, bool zero_gradient,
-                const float* __restrict__ scalars, ScalarPlaces places, Rule rule) {
+    step_kernel(FlatArguments flat, W* __restrict__ weights, float* __restrict__ master, const G* __restrict__ gradient,
+                float* __restrict__ state1, float* __restrict__ state2, const float* __restrict__ scalars,
+                ScalarPlaces places, Rule rule) {
   constexpr bool kTwo = Rule::kStates == 2;
   const std::int64_t begin = blockIdx.x * kBlockElements;
   Raw4<G> g_raw[kGroups];
@@ -170,13 +170,6 @@ __global__ void __launch_bounds__(kThreads)
         if (weights != nullptr) weights[e] = from_float<W>(p);
       }
     }
-    if (zero_gradient) {
-      const float zeros[4] = {0, 0, 0, 0};
-      if (whole)
-        store4(gradient + at, zeros);
-      else
-        for (std::int64_t e = at; e < flat.count; ++e) gradient[e] = from_float<G>(0.0F);
-    }
   }
 }
 
@@ -190,8 +183,8 @@ void launch_step(const FlatArguments& flat, const StepArguments& step, float* st
     const auto launch = [&](auto gradient_tag) {
       using G = decltype(gradient_tag);
       step_kernel<W, G, Rule><<<static_cast<unsigned>(ceil_div(flat.count, kBlockElements)), kThreads, 0, stream>>>(
-          flat, static_cast<W*>(step.weights), step.master, static_cast<G*>(step.gradient), state1, state2,
-          step.zero_gradient, step.scalars, step.places, rule);
+          flat, static_cast<W*>(step.weights), step.master, static_cast<const G*>(step.gradient), state1, state2,
+          step.scalars, step.places, rule);
     };
     if (step.gradient_type == Type::kFloat32)
       launch(float{});

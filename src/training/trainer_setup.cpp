@@ -53,7 +53,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, at::Device de
       graphs_(config.training.cuda_graph ? std::make_unique<StepGraphs>(device) : nullptr),
       print_(std::move(print)),
       mesh_(degrees(config.parallel)),
-      groups_(create_groups(world, mesh_, gtp_transport(config.parallel))),
+      groups_(create_groups(world, mesh_, gtp_transport(config.parallel), config.parallel.gtp_communicators)),
       gemm_tuning_(config, *groups_.data, device, print_),
       policy_{config.training.kernels == config::KernelSet::kFast, config.training.deterministic,
               gemm_tuning_.algorithms()},
