@@ -4,6 +4,7 @@
 project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv_dir="$project_root/.venv"
 torch_version=2.11.0
+cudnn_frontend_version=1.18.0
 transformers_version=5.24.0
 tensorboard_version=2.21.0
 safetensors_version=0.8.0

@@ -88,6 +88,19 @@ if [ ${#wheels[@]} -gt 0 ]; then
   "$venv_dir/bin/pip" install --disable-pip-version-check --no-input --quiet "${wheels[@]}"
 fi
 
+# Optional: headers with which attention inside documents runs in cuDNN instead of libtorch's flash kernel.
+has_cudnn_frontend() {
+  [ -n "${PGPT_CUDNN_FRONTEND_DIR:-}" ] || has_header cudnn_frontend_version.h ||
+    compgen -G "$venv_dir/lib/python3*/site-packages/include/cudnn_frontend.h" >/dev/null
+}
+if [ "$with_cuda" = 1 ] && ! has_cudnn_frontend; then
+  if [ ! -x "$venv_dir/bin/pip" ] ||
+    ! timeout 180 "$venv_dir/bin/pip" install --disable-pip-version-check --no-input --quiet --retries 1 --timeout 15 \
+      --no-deps "nvidia-cudnn-frontend==$cudnn_frontend_version"; then
+    say "setup: without the headers of nvidia-cudnn-frontend, so attention inside documents will use libtorch's kernel"
+  fi
+fi
+
 # Optional: a system's own Python is left alone, and a machine without network does without.
 if [ "$with_tests" = 1 ] && ! "$(find_python)" -c 'import transformers, safetensors, tensorboard' 2>/dev/null; then
   if [ "$(find_python)" != "$venv_dir/bin/python" ] ||

@@ -15,13 +15,15 @@ TEST_CASE("what cannot run yet is refused after validation, and dry runs go on",
       {"--expert-tensor-parallel-num-weight-shards 2", "expert parallelism", 2},
       {"--mtp-num-layers 1", "--mtp-num-layers 1 is not available yet", 1},
       {"--use-distributed-optimizer", "--use-distributed-optimizer with data parallel size 2 is not available yet", 2},
-      {"--dataloader-inter-document-masking", "--dataloader-inter-document-masking is not available yet", 1},
       {"--use-mp-args-from-checkpoint-args", "--use-mp-args-from-checkpoint-args is not available yet", 1},
       {"--logits-chunks 2 --evidence-dir D", "never exist as a whole; remove one of the two", 1},
       {"--fp16 --cuda-graph-impl full_iteration", "decide about overflows on the host: use --bf16", 1},
       {"--bf16 --loss-scale 4 --cuda-graph-impl full_iteration", "decide about overflows on the host: use --bf16", 1},
       {"--cuda-graph-impl local --cuda-graph-scope full_iteration --timing-log-level 1", "--timing-log-level 1", 1},
-      {"--cuda-graph-impl full_iteration --reset-attention-mask", "--reset-attention-mask gives a mask to some", 1},
+      {"--cuda-graph-impl full_iteration --reset-attention-mask",
+       "--reset-attention-mask gives every micro-batch another number of documents", 1},
+      {"--cuda-graph-impl full_iteration --dataloader-inter-document-masking",
+       "--dataloader-inter-document-masking gives every micro-batch another number of documents", 1},
       {"--cuda-graph-impl full_iteration --evidence-dir D", "remove --evidence-dir D or the graph", 1},
   };
   for (const Rule& rule : rules) {
@@ -35,6 +37,7 @@ TEST_CASE("what cannot run yet is refused after validation, and dry runs go on",
   CHECK(contains(error_of(files + "--data-path 1 P 2 Q"), "--data-path with 4 words"));
   CHECK(error_of(files + "--data-path P") == "");
   CHECK(error_of(kTiny + "--use-distributed-optimizer") == "");
+  CHECK(error_of(kTiny + "--dataloader-inter-document-masking") == "");
   CHECK(error_of(kTiny + "--save D --save-interval 5 --load D --pretrained-checkpoint E") == "");
   CHECK(error_of(kTiny + "--use-distributed-optimizer --tensor-parallel-num-weight-shards 2", 2) == "");
 }

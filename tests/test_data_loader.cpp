@@ -266,7 +266,7 @@ TEST_CASE("a loader resumed after consumed samples continues where it stopped", 
   for (int i = 0; i < 33; ++i) CHECK(resumed->next().sample_ids == whole->next().sample_ids);
 }
 
-TEST_CASE("a micro-batch carries masks, segments and packed statistics", "[cpu]") {
+TEST_CASE("a micro-batch carries attention segments and packed statistics", "[cpu]") {
   const TemporaryFolder folder;
   // Documents of 5 and 4 tokens in order 0, 1 or 1, 0; S = 8, one sample.
   const std::int64_t e = 127;
@@ -278,8 +278,8 @@ TEST_CASE("a micro-batch carries masks, segments and packed statistics", "[cpu]"
   };
 
   const MicroBatch plain = batch_of(config);
-  CHECK(plain.attention_mask.empty());
   CHECK(plain.cu_seqlens.empty());
+  CHECK(plain.max_seqlen == 0);
   CHECK(plain.statistics.tokens == 8);
   CHECK(plain.statistics.valid_tokens == 8);
   CHECK(plain.statistics.documents == 2);
@@ -296,19 +296,21 @@ TEST_CASE("a micro-batch carries masks, segments and packed statistics", "[cpu]"
   CHECK(resets.statistics.valid_tokens == 7);
   CHECK(resets.statistics.segments == 2);
   CHECK(resets.statistics.squared_segment_lengths == plain.statistics.squared_document_lengths);
-  REQUIRE(resets.attention_mask.size() == 64);
-  CHECK(resets.attention_mask == attention_mask(8, resets.segment_starts[0]));
+  CHECK(resets.cu_seqlens == std::vector<std::int32_t>{0, first_is_long ? 5 : 4, 8});
+  CHECK(resets.max_seqlen == (first_is_long ? 5 : 4));
+  CHECK_FALSE(resets.restart_positions);  // only learned positions restart, and only with --reset-position-ids
   masked.data.create_attention_mask = false;
   Lines lines;
   (void)build(masked, lines.sink());
-  CHECK(lines.has("--reset-attention-mask has no effect"));
-  CHECK(batch_of(masked).attention_mask.empty());
+  CHECK(lines.has("--reset-attention-mask has no effect together with --no-create-attention-mask-in-dataloader"));
+  CHECK(batch_of(masked).cu_seqlens.empty());
 
   config::Config packed = config;
   packed.data.inter_document_masking = true;
   packed.training.micro_batch_size = 2;
   packed.training.global_batch_size = 2;
   const MicroBatch two = batch_of(packed);
+  CHECK(two.restart_positions);
   CHECK(two.micro_batch == 2);
   CHECK(two.tokens.size() == 16);
   CHECK(two.cu_seqlens.front() == 0);
@@ -321,9 +323,40 @@ TEST_CASE("a micro-batch carries masks, segments and packed statistics", "[cpu]"
     CHECK(length > 0);
     squares += length * length;
     longest = std::max(longest, length);
+    for (std::int32_t i = 0; i < length; ++i)
+      CHECK(two.position_ids[static_cast<std::size_t>(two.cu_seqlens[k - 1] + i)] == i);
   }
   CHECK(two.max_seqlen == longest);
   CHECK(two.statistics.squared_segment_lengths == squares);
   CHECK(two.statistics.segments == static_cast<std::int64_t>(two.cu_seqlens.size()) - 1);
   CHECK(two.statistics.segments == two.statistics.documents);
+
+  packed.data.reset_attention_mask = true;
+  packed.data.create_attention_mask = false;  // as the command line derives it
+  Lines both;
+  (void)build(packed, both.sink());
+  CHECK(both.has("--reset-attention-mask has no effect together with --dataloader-inter-document-masking"));
+}
+
+TEST_CASE("documents of no or one token between others leave whole segments", "[cpu]") {
+  const TemporaryFolder folder;
+  const std::int64_t e = 127;
+  write_corpus(folder / "c", {{1, 2, e}, {}, {e}, {3, 4, 5, e}, {}, {6, e}});
+  config::Config config = small_config(folder / "c");
+  config.data.inter_document_masking = true;
+  config.training.train_iters = 6;
+  const auto loader = make_loader(config, build(config).train, Split::kTrain, 0, 1, 0);
+  for (int i = 0; i < 6; ++i) {
+    const MicroBatch batch = loader->next();
+    REQUIRE(batch.cu_seqlens.front() == 0);
+    REQUIRE(batch.cu_seqlens.back() == 8);
+    for (std::size_t k = 1; k < batch.cu_seqlens.size(); ++k) {
+      const auto begin = static_cast<std::size_t>(batch.cu_seqlens[k - 1]),
+                 end = static_cast<std::size_t>(batch.cu_seqlens[k]);
+      REQUIRE(begin < end);
+      // Documents end with EOD, so inside a segment it can only come last.
+      for (std::size_t t = begin; t + 1 < end; ++t) CHECK(batch.tokens[t] != e);
+      CHECK(batch.position_ids[begin] == 0);
+    }
+  }
 }

@@ -10,6 +10,17 @@ using namespace pgpt::data::test;
 
 namespace {
 
+/// Mask [S, S] as the reference builds it, row-major, 1 = masked: column > row, and every earlier attention segment.
+std::vector<std::uint8_t> attention_mask(std::int64_t seq_length, const std::vector<std::int32_t>& segment_starts) {
+  std::vector<std::uint8_t> mask;
+  for (std::int64_t row = 0; row < seq_length; ++row) {
+    std::int64_t begin = 0;
+    for (const std::int32_t start : segment_starts) begin = start <= row ? start : begin;
+    for (std::int64_t column = 0; column < seq_length; ++column) mask.push_back(column > row || column < begin ? 1 : 0);
+  }
+  return mask;
+}
+
 void check_array(const IntArray& array, const json& expected) {
   const std::string type = expected["dtype"];
   CHECK(array.type() == (type == "int32" ? IntType::kInt32 : type == "uint32" ? IntType::kUint32 : IntType::kInt64));

@@ -1,4 +1,4 @@
-// Attention: every form against autograd in fp64, rounding points in bf16, masks, groups, dropout, block boundaries.
+// Attention: every form against autograd in fp64, rounding points in bf16, groups, dropout, block boundaries.
 
 #include <ATen/Parallel.h>
 
@@ -6,70 +6,13 @@
 #include <limits>
 
 #include "pgpt/base/error.h"
-#include "pgpt/kernels/kernels.h"
-#include "support/tensor_check.h"
+#include "support/attention_check.h"
 
 using namespace pgpt;
 using namespace pgpt::kernels;
 using namespace pgpt::test;
 
 namespace {
-
-constexpr AttentionForm kForms[] = {AttentionForm::kFused, AttentionForm::kUnfused, AttentionForm::kUnfusedFp32Softmax};
-
-at::Tensor causal_mask(std::int64_t s) { return at::ones({s, s}, at::kBool).triu(1); }
-
-struct Sizes {
-  std::int64_t b, s, nh, ng, d;
-};
-
-Qkv random_qkv(const Sizes& n, std::uint64_t seed) {
-  return {random_normal({n.b, n.s, n.nh, n.d}, seed), random_normal({n.b, n.s, n.ng, n.d}, seed + 1),
-          random_normal({n.b, n.s, n.ng, n.d}, seed + 2)};
-}
-
-// Heads first, groups repeated.
-at::Tensor heads_of(const at::Tensor& x, std::int64_t nh) {
-  return x.repeat_interleave(nh / x.size(2), 2).transpose(1, 2);
-}
-
-at::Tensor reference(const Qkv& qkv, const at::Tensor& hidden, double scale, const at::Tensor& factors) {
-  const std::int64_t nh = qkv.q.size(2);
-  const at::Tensor scores = at::matmul(heads_of(qkv.q, nh), heads_of(qkv.k, nh).transpose(2, 3)) * scale;
-  at::Tensor p = at::softmax(scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()), 3);
-  if (factors.defined()) p = p * factors;
-  return at::matmul(p, heads_of(qkv.v, nh)).transpose(1, 2);
-}
-
-// The dropout factors of all probabilities, through the public function: their indices are those of [b,nh,s,s].
-at::Tensor factors_of(const Sizes& n, const AttentionOptions& options) {
-  const DropoutState state{options.dropout, options.dropout_seed, options.dropout_offset};
-  return options.dropout > 0 ? dropout(at::ones({n.b, n.nh, n.s, n.s}, at::kDouble), state, {}) : at::Tensor();
-}
-
-void check_against_autograd(const Sizes& n, const at::Tensor& mask, const AttentionOptions& options,
-                            const Policy& policy = {}) {
-  INFO("b " << n.b << " s " << n.s << " heads " << n.nh << " groups " << n.ng << " d " << n.d << " form "
-            << static_cast<int>(options.form) << " dropout " << options.dropout);
-  const Qkv random = random_qkv(n, 1);
-  const Qkv in{leaf(random.q), leaf(random.k), leaf(random.v)};
-  const at::Tensor dout = random_normal({n.b, n.s, n.nh, n.d}, 9);
-  const at::Tensor expected =
-      reference(in, mask.defined() ? mask : causal_mask(n.s), options.scale, factors_of(n, options));
-  expected.backward(dout);
-  const c10::NoGradGuard guard;
-  AttentionSaved saved;
-  const at::Tensor out = attention_forward({in.q.detach(), in.k.detach(), in.v.detach()}, mask, options, saved, policy);
-  const Qkv gradient = attention_backward(dout, saved, policy);
-  // Five chained contractions over at most s or d terms (two of them per-key sums over the queries of a group), of
-  // products of at most three values below 5 with a sum of sqrt(d) * 5 inside the exponential.
-  const double terms = static_cast<double>(std::max(n.s * n.nh / n.ng, n.d));
-  const double bound = gradient_bound(5, terms, 5 * 5 * 5 * 5 * std::sqrt(static_cast<double>(n.d)));
-  require_within(out, expected, bound);
-  require_within(gradient.q, in.q.grad(), bound);
-  require_within(gradient.k, in.k.grad(), bound);
-  require_within(gradient.v, in.v.grad(), bound);
-}
 
 at::Tensor r(const at::Tensor& t) { return to_bf16_values(t); }
 
@@ -136,24 +79,6 @@ TEST_CASE("attention and its gradients agree with autograd in fp64", "[cpu]") {
         if (form == AttentionForm::kFused) check_against_autograd(n, {}, options, {.fast = false});
       }
     }
-  }
-}
-
-TEST_CASE("a custom mask replaces the causal mask", "[cpu]") {
-  const Sizes n{2, 9, 4, 2, 4};
-  // Documents end after positions 3 and 6 of sequence 0 and after 1 of sequence 1; later tokens do not see them.
-  at::Tensor mask = causal_mask(n.s).view({1, 1, n.s, n.s}).repeat({n.b, 1, 1, 1});
-  mask.select(0, 0).slice(1, 4, 9).slice(2, 0, 4).fill_(true);
-  mask.select(0, 0).slice(1, 7, 9).slice(2, 0, 7).fill_(true);
-  mask.select(0, 1).slice(1, 2, 9).slice(2, 0, 2).fill_(true);
-  for (const AttentionForm form : kForms) {
-    AttentionOptions options;
-    options.form = form;
-    options.scale = 0.5;
-    check_against_autograd(n, mask, options);
-    options.dropout = 0.5;
-    check_against_autograd(n, mask, options);
-    check_against_autograd(n, at::zeros({n.b, 1, n.s, n.s}, at::kBool), options);
   }
 }
 
@@ -349,8 +274,9 @@ TEST_CASE("the log names the attention implementation that runs", "[cpu]") {
   CHECK(attention_implementation(wide, {}, options) == "flash (libtorch, CPU)");
   const Qkv in{wide.q.to(at::kBFloat16), wide.k.to(at::kBFloat16), wide.v.to(at::kBFloat16)};
   CHECK(attention_implementation(in, {}, options) == "composite (fused form)");
-  CHECK(attention_implementation(in, at::zeros({1, 1, 4, 4}, at::kBool), options) ==
-        "composite (fused form, custom mask)");
+  const AttentionSegments segments = make_attention_segments({0, 3, 4}, 1, 4);
+  CHECK(attention_implementation(wide, segments, options) == "flash (libtorch, CPU), segments");
+  CHECK(attention_implementation(in, segments, options) == "composite (fused form), segments");
   options.form = AttentionForm::kUnfused;
   CHECK(attention_implementation(in, {}, options) == "composite (unfused, 16-bit probabilities)");
   options.form = AttentionForm::kUnfusedFp32Softmax;

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "pgpt/comm/world.h"
 #include "pgpt/model/gpt.h"
@@ -29,10 +30,16 @@ Tensor reference_norm(const config::ModelConfig& c, const Leaves& p, const std::
   return centred * at::rsqrt(centred.square().mean(-1, true) + c.norm_epsilon) * gain + p.at(prefix + "bias");
 }
 
-Tensor reference_rope(const kernels::RopeTable& table, const Tensor& x) {
+/// Positions [b,s] as rotary embeddings count them.
+Tensor reference_positions(const model::Batch& batch) {
+  const std::int64_t b = batch.tokens.size(0), s = batch.tokens.size(1);
+  return batch.rope_positions.defined() ? batch.rope_positions.to(at::kLong) : at::arange(s, at::kLong).expand({b, s});
+}
+
+Tensor reference_rope(const kernels::RopeTable& table, const Tensor& positions, const Tensor& x) {
   const std::int64_t dim = table.options.dim;
-  const Tensor cos = table.cos.to(at::kDouble).unsqueeze(1);  // [s,1,dim/2]
-  const Tensor sin = table.sin.to(at::kDouble).unsqueeze(1);
+  const Tensor cos = table.cos.to(at::kDouble).index({positions}).unsqueeze(2);  // [b,s,1,dim/2]
+  const Tensor sin = table.sin.to(at::kDouble).index({positions}).unsqueeze(2);
   const Tensor turned = x.narrow(-1, 0, dim);
   Tensor result;
   if (table.options.interleaved) {
@@ -69,7 +76,12 @@ Tensor reference_objective(const config::ModelConfig& c, const Leaves& p, const 
   if (p.count("embedding.position_embeddings.weight") != 0) {
     x = x + p.at("embedding.position_embeddings.weight").index({batch.position_ids});
   }
-  const Tensor hidden = at::ones({s, s}, at::kBool).triu(1);
+  // [b,1,s,s]: later tokens, and those of other segments.
+  Tensor hidden = at::ones({b, 1, s, s}, at::kBool).triu(1);
+  if (batch.segments.defined()) {
+    const Tensor& starts = batch.segments.starts;
+    hidden = hidden.logical_or((starts.unsqueeze(2) != starts.unsqueeze(1)).unsqueeze(1));
+  }
   for (std::int64_t i = 0; i < c.num_layers; ++i) {
     const std::string layer = "decoder.layers." + std::to_string(i) + ".";
     const std::string attention = layer + "self_attention.";
@@ -83,8 +95,8 @@ Tensor reference_objective(const config::ModelConfig& c, const Leaves& p, const 
       k = reference_norm(c, p, attention + "k_layernorm.", k);
     }
     if (rope != nullptr) {
-      q = reference_rope(*rope, q);
-      k = reference_rope(*rope, k);
+      q = reference_rope(*rope, reference_positions(batch), q);
+      k = reference_rope(*rope, reference_positions(batch), k);
     }
     const auto by_head = [&](const Tensor& t) {
       return at::repeat_interleave(t, heads / t.size(2), 2).transpose(1, 2);
@@ -102,37 +114,73 @@ Tensor reference_objective(const config::ModelConfig& c, const Leaves& p, const 
   return (losses * batch.gradient_scale).sum();
 }
 
-void check_model(const std::string& flags, double relative_bound) {
-  INFO(flags);
-  const config::Config parsed = test::parse(
-      "--mock-data --tokenizer-type NullTokenizer --vocab-size 40 --make-vocab-size-divisible-by 8 --num-layers 2 "
-      "--hidden-size 24 --ffn-hidden-size 36 "
-      "--num-attention-heads 4 --kv-channels 8 --seq-length 12 --max-position-embeddings 16 --micro-batch-size 2 "
-      "--train-iters 1 --lr 1e-3 "
-      "--eval-iters 0 --attention-dropout 0 --hidden-dropout 0 " +
-          flags,
-      1);
-  const config::ModelConfig& c = parsed.model;
-  const auto worlds = comm::World::connect_threads(1);
-  const auto group = worlds[0]->create_group("one", {0});
+/// Which tokens of a micro-batch of two samples of 12 see each other.
+enum class Documents { kIgnored, kApart, kApartWithPositions };
 
-  const at::NoGradGuard no_grad;
-  parameter::StoreOptions options;
-  options.weight_dtype = options.gradient_dtype = at::kDouble;
-  parameter::ParameterStore store(model::GptModel::parameter_specs(c), options);
-  std::uint64_t seed = 1;
-  Leaves leaves;
-  for (parameter::Parameter& parameter : store.parameters()) {
-    const Tensor noise = test::random_normal(parameter.weight.sizes(), seed++) * 0.3;
-    parameter.weight.copy_(parameter.spec.init == parameter::InitRule::kOnes ? noise + 1 : noise);
-    const at::AutoGradMode with_grad(true);
-    leaves[parameter.spec.name] = test::leaf(parameter.weight);
+/// A small model in fp64 with random weights, run without a Trainer.
+struct SmallModel {
+  explicit SmallModel(const std::string& flags)
+      : parsed(test::parse(
+            "--mock-data --tokenizer-type NullTokenizer --vocab-size 40 --make-vocab-size-divisible-by 8 --num-layers "
+            "2 "
+            "--hidden-size 24 --ffn-hidden-size 36 "
+            "--num-attention-heads 4 --kv-channels 8 --seq-length 12 --max-position-embeddings 16 --micro-batch-size 2 "
+            "--train-iters 1 --lr 1e-3 "
+            "--eval-iters 0 --attention-dropout 0 --hidden-dropout 0 " +
+                flags,
+            1)),
+        worlds(comm::World::connect_threads(1)),
+        group(worlds[0]->create_group("one", {0})),
+        store(model::GptModel::parameter_specs(parsed.model), fp64()) {
+    std::uint64_t seed = 1;
+    for (parameter::Parameter& parameter : store.parameters()) {
+      const Tensor noise = test::random_normal(parameter.weight.sizes(), seed++) * 0.3;
+      parameter.weight.copy_(parameter.spec.init == parameter::InitRule::kOnes ? noise + 1 : noise);
+    }
+    reducer.emplace(store, *group, *group, parameter::ReducerOptions{});
+    gpt.emplace(parsed.model, parsed.training, store, at::kCPU);
+    chain.emplace(gpt->chain_uses(), *group, *group, gtp::ChainOptions{},
+                  [this](parameter::Parameter& p) { reducer->parameter_ready(p); });
   }
-  parameter::GradientReducer reducer(store, *group, *group, {});
-  model::GptModel gpt(c, parsed.training, store, at::kCPU);
-  gtp::WeightChain chain(gpt.chain_uses(), *group, *group, {},
-                         [&](parameter::Parameter& p) { reducer.parameter_ready(p); });
+  static parameter::StoreOptions fp64() {
+    parameter::StoreOptions options;
+    options.weight_dtype = options.gradient_dtype = at::kDouble;
+    return options;
+  }
 
+  model::StepContext context(bool training) {
+    model::StepContext result;
+    result.config = &parsed.model;
+    result.chain = &*chain;
+    result.reducer = training ? &*reducer : nullptr;
+    result.training = training;
+    result.dropout = &cursor;
+    return result;
+  }
+  model::LossSum train(const model::Batch& batch) {
+    reducer->begin_step();
+    reducer->begin_last_microbatch();
+    model::LossSum loss = gpt->forward_backward(context(true), batch);
+    chain->finish_gradients();
+    reducer->finish();
+    return loss;
+  }
+  /// Losses of all tokens [T].
+  Tensor losses(const model::Batch& batch) { return gpt->forward(context(false), batch).token_losses; }
+
+  config::Config parsed;
+  std::vector<std::unique_ptr<comm::World>> worlds;
+  std::unique_ptr<comm::Communicator> group;
+  parameter::ParameterStore store;
+  std::optional<parameter::GradientReducer> reducer;
+  std::optional<model::GptModel> gpt;
+  std::optional<gtp::WeightChain> chain;
+  model::DropoutCursor cursor;
+};
+
+const std::vector<std::int32_t> kDocumentEnds{0, 5, 6, 12, 14, 14, 24};
+
+model::Batch random_batch(Documents documents) {
   model::Batch batch;
   at::Generator generator = at::detail::createCPUGenerator(7);
   batch.tokens = at::randint(40, {2, 12}, generator, at::TensorOptions().dtype(at::kLong));
@@ -140,19 +188,26 @@ void check_model(const std::string& flags, double relative_bound) {
   batch.position_ids = at::arange(12, at::kLong).expand({2, 12}).contiguous();
   batch.loss_mask = at::ones({24}, at::kDouble);
   batch.gradient_scale = test::random_normal({24}, 8);
+  if (documents != Documents::kIgnored) batch.segments = kernels::make_attention_segments(kDocumentEnds, 2, 12);
+  if (documents == Documents::kApartWithPositions) {
+    batch.rope_positions = at::arange(12, at::kInt).expand({2, 12}) - batch.segments.starts;
+    batch.position_ids = batch.rope_positions.to(at::kLong);
+  }
+  return batch;
+}
 
-  model::DropoutCursor cursor;
-  model::StepContext context;
-  context.config = &c;
-  context.chain = &chain;
-  context.reducer = &reducer;
-  context.training = true;
-  context.dropout = &cursor;
-  reducer.begin_step();
-  reducer.begin_last_microbatch();
-  const model::LossSum loss = gpt.forward_backward(context, batch);
-  chain.finish_gradients();
-  reducer.finish();
+void check_model(const std::string& flags, double relative_bound, Documents documents = Documents::kIgnored) {
+  INFO(flags << " documents " << static_cast<int>(documents));
+  const at::NoGradGuard no_grad;
+  SmallModel small(flags);
+  const config::ModelConfig& c = small.parsed.model;
+  Leaves leaves;
+  for (const parameter::Parameter& parameter : small.store.parameters()) {
+    const at::AutoGradMode with_grad(true);
+    leaves[parameter.spec.name] = test::leaf(parameter.weight);
+  }
+  const model::Batch batch = random_batch(documents);
+  const model::LossSum loss = small.train(batch);
 
   std::unique_ptr<kernels::RopeTable> rope;
   if (c.has_rope()) {
@@ -167,7 +222,7 @@ void check_model(const std::string& flags, double relative_bound) {
   objective.backward();
   const double ours = (loss.token_losses.to(at::kDouble) * batch.gradient_scale).sum().item<double>();
   CHECK(std::abs(ours - objective.item<double>()) <= relative_bound * 100);  // 24 losses of size 4
-  for (const parameter::Parameter& parameter : store.parameters()) {
+  for (const parameter::Parameter& parameter : small.store.parameters()) {
     INFO(parameter.spec.name);
     const Tensor expected = leaves.at(parameter.spec.name).grad();
     REQUIRE(expected.defined());
@@ -217,4 +272,51 @@ TEST_CASE("recompute gives the same gradients in fp64", "[cpu][model]") {
       "--num-query-groups 2 --position-embedding-type rope ";
   check_model(model + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 ", kBound);
   check_model(model + "--recompute-granularity selective --recompute-modules core_attn layernorm mlp ", kBound);
+}
+
+TEST_CASE("documents kept apart inside samples give autograd's gradients in fp64", "[cpu][model]") {
+  const std::string plain = "--disable-bias-linear ";
+  const std::string rope = "--position-embedding-type rope ";
+  const std::string llama = plain + "--swiglu --normalization RMSNorm " + rope;
+  const std::string groups = "--group-query-attention --num-query-groups 2 ";
+  for (const Documents documents : {Documents::kApart, Documents::kApartWithPositions}) {
+    check_model("--no-bias-gelu-fusion ", kBound, documents);  // learned positions
+    check_model(llama, kBound, documents);
+    check_model(llama + groups, kBound, documents);
+    check_model(llama + groups + "--qk-layernorm --rotary-interleaved --rotary-percent 0.5 ", kBound, documents);
+    check_model(llama + groups + "--attention-backend unfused ", kBound, documents);
+    check_model(llama + "--logits-chunks 5 ", kBound, documents);
+    check_model(llama + groups + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 ",
+                kBound, documents);
+    check_model(llama + groups + "--recompute-granularity selective --recompute-modules core_attn layernorm mlp ",
+                kBound, documents);
+  }
+}
+
+TEST_CASE("a document gives the same losses inside a sample as alone", "[cpu][model]") {
+  const at::NoGradGuard no_grad;
+  for (const char* flags : {"", "--position-embedding-type rope --swiglu --group-query-attention --num-query-groups 2 ",
+                            "--position-embedding-type rope --qk-layernorm ",
+                            "--position-embedding-type rope --attention-backend unfused "}) {
+    INFO(flags);
+    SmallModel small(flags);
+    const model::Batch batch = random_batch(Documents::kApartWithPositions);
+    const Tensor packed = small.losses(batch);
+    for (std::size_t i = 1; i < kDocumentEnds.size(); ++i) {
+      const std::int64_t begin = kDocumentEnds[i - 1], length = kDocumentEnds[i] - begin;
+      if (length == 0) continue;
+      const auto part = [&](const Tensor& t) { return t.flatten().narrow(0, begin, length).contiguous(); };
+      model::Batch alone;
+      alone.tokens = part(batch.tokens).view({1, length});
+      alone.position_ids = at::arange(length, at::kLong).view({1, length});
+      alone.labels = part(batch.labels);
+      alone.loss_mask = part(batch.loss_mask);
+      alone.gradient_scale = part(batch.gradient_scale);
+      // Losses of size 4 by the same formulas in fp64; products may add up in another order.
+      test::require_within(part(packed), small.losses(alone), kBound * 4);
+    }
+    // Not so when documents see each other.
+    const Tensor mixed = small.losses(random_batch(Documents::kIgnored));
+    CHECK((mixed - packed).abs().max().item<double>() > 1e-3);
+  }
 }

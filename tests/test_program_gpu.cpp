@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "pgpt/data/indexed_dataset.h"
 #include "support/catch.h"
 #include "support/processes.h"
 #include "support/seed_run.h"
@@ -234,6 +235,58 @@ TEST_CASE("a training step as one CUDA graph gives the same bits", "[gpu][dist]"
     check_same_steps(runs[0], runs[1],
                      {"lm_loss", "grad_norm", "params_norm", "num_zeros", "learning_rate_applied",
                       "learning_rate_printed", "consumed_samples"});
+  }
+}
+
+TEST_CASE("documents kept apart inside samples train on the GPU as on the CPU, and repeat their bits", "[gpu][dist]") {
+  if (!gpus_visible(1)) return;
+  const auto folder = test::scratch_folder("gpu_documents");
+  {
+    data::IndexedDatasetWriter writer((folder / "corpus").string(), data::TokenType::kUint16);
+    std::int64_t token = 1;
+    for (std::int64_t length = 1; length < 40; ++length) {
+      std::vector<std::int64_t> document;
+      for (std::int64_t i = 0; i + 1 < length * 7 % 40; ++i) document.push_back(token = token * 5 % 127);
+      document.push_back(127);
+      writer.add_sequence(document);
+      writer.end_document();
+    }
+    writer.finish();
+  }
+  std::string base =
+      std::string(test::kSeedFlags) + " --tensor-parallel-num-weight-shards 1 --null-tokenizer-eod-id 127";
+  base.replace(base.find("--mock-data"), 11, "--no-mmap-bin-files --data-path " + (folder / "corpus").string());
+  int runs = 0;
+  const auto run = [&](const std::string& more, const test::Environment& environment, const std::string& attention) {
+    const auto metrics = folder / std::to_string(runs++);
+    const auto ranks =
+        test::run_ranks(1, test::program(base + " " + more + " --metrics-file " + metrics.string()), environment, 120s);
+    INFO(test::describe(ranks));
+    REQUIRE(ranks[0].exit_code == 0);
+    CHECK(contains(ranks[0].output, attention));
+    const std::vector<json> steps = test::read_steps(metrics);
+    REQUIRE(steps.size() == 3);
+    return steps;
+  };
+  // The spread of correct implementations of this model (docs/seed-comparison.md).
+  const auto check_close = [](const std::vector<json>& a, const std::vector<json>& b) {
+    for (std::size_t i = 0; i < 3; ++i) {
+      INFO("step " << i + 1 << ": " << a[i].dump() << " and " << b[i].dump());
+      CHECK(std::abs(a[i]["lm_loss"].get<double>() - b[i]["lm_loss"].get<double>()) <= (i < 2 ? 1e-4 : 6e-4));
+    }
+  };
+  for (const std::string apart : {"--reset-attention-mask ", "--dataloader-inter-document-masking "}) {
+    INFO(apart);
+    const auto on_cpu = run(apart, {{"CUDA_VISIBLE_DEVICES", ""}}, "composite (fused form), segments");
+    check_close(run(apart, {}, ", segments"), on_cpu);
+    check_close(run(apart + "--kernels reference", {}, ", segments"), on_cpu);
+    const std::string flash = "flash (libtorch, CUDA), segments";
+    const auto first = run(apart + "--deterministic-mode", {}, flash);
+    check_close(first, on_cpu);
+    check_same_steps(first, run(apart + "--deterministic-mode", {}, flash), {"lm_loss", "grad_norm"});
+    const std::string again =
+        "--deterministic-mode --recompute-granularity selective --recompute-modules core_attn layernorm mlp";
+    check_same_steps(first, run(apart + again, {}, flash), {"lm_loss", "grad_norm"});
   }
 }
 

@@ -28,8 +28,6 @@ void check_runnable(const Config& config) {
              " words (weights or several prefixes)", kLater, "Give one prefix without a weight");
   PGPT_CHECK(ConfigError, data.train_data_path.empty() && data.valid_data_path.empty() && data.test_data_path.empty(),
              "data paths for each split", kLater, "Use --data-path PREFIX --split 969,30,1");
-  PGPT_CHECK(ConfigError, !data.inter_document_masking, "--dataloader-inter-document-masking", kLater,
-             "Use --reset-attention-mask");
   const CheckpointConfig& c = config.checkpoint;
   PGPT_CHECK(ConfigError, !c.use_checkpoint_parallel_args, "--use-mp-args-from-checkpoint-args", kLater,
              "Give the parallel sizes; checkpoints load into any");
@@ -43,8 +41,9 @@ void check_runnable(const Config& config) {
     constexpr auto kGraph = "--cuda-graph-impl full_iteration captures a step that the host cannot look into; ";
     PGPT_CHECK(ConfigError, t.params_dtype != Dtype::kFloat16 && !t.loss_scale, kGraph,
                "--fp16 and --loss-scale decide about overflows on the host: use --bf16");
-    PGPT_CHECK(ConfigError, !config.data.reset_attention_mask || !config.data.create_attention_mask, kGraph,
-               "--reset-attention-mask gives a mask to some micro-batches and none to others: remove one of the two");
+    PGPT_CHECK(ConfigError, !data.has_segments(), kGraph,
+               data.inter_document_masking ? "--dataloader-inter-document-masking" : "--reset-attention-mask",
+               " gives every micro-batch another number of documents: remove one of the two");
     PGPT_CHECK(ConfigError, config.logging.evidence_dir.empty(), kGraph, "remove --evidence-dir ",
                config.logging.evidence_dir, " or the graph");
     PGPT_CHECK(ConfigError, config.logging.timing_level == 0, kGraph, "--timing-log-level ",

@@ -310,7 +310,9 @@ Datasets build_datasets(const config::Config& config, const TokenizerFacts& toke
   line(concat("    ", label(Split::kTest), counts.test));
   line("> building train, validation, and test datasets for GPT ...");
   if (config.data.reset_attention_mask && !config.data.create_attention_mask) {
-    line("WARNING: --reset-attention-mask has no effect together with --no-create-attention-mask-in-dataloader");
+    line(concat("WARNING: --reset-attention-mask has no effect together with ",
+                config.data.inter_document_masking ? "--dataloader-inter-document-masking"
+                                                   : "--no-create-attention-mask-in-dataloader"));
   }
   const auto sources = origins(config);
   const bool evaluates = config.training.full_validation || config.training.eval_iters > 0;
@@ -353,8 +355,7 @@ std::unique_ptr<DataLoader> make_loader(const config::Config& config, std::share
   options.background = config.data.num_workers > 0;
   options.depth =
       std::min(kMostReadAhead, 2 * static_cast<std::size_t>(std::max<std::int64_t>(config.data.num_workers, 1)));
-  options.build_attention_mask = config.data.reset_attention_mask && config.data.create_attention_mask;
-  options.inter_document_masking = config.data.inter_document_masking;
+  options.restart_positions = config.data.inter_document_masking;
   return std::make_unique<DataLoader>(std::move(dataset), std::move(sampler), options);
 }
 

@@ -104,16 +104,4 @@ Sample GptDataset::sample(std::int64_t index) const {
   return result;
 }
 
-std::vector<std::uint8_t> attention_mask(std::int64_t seq_length, const std::vector<std::int32_t>& segment_starts) {
-  std::vector<std::uint8_t> mask(static_cast<std::size_t>(seq_length * seq_length), 1);
-  std::size_t next = 0;
-  std::int64_t begin = 0;
-  for (std::int64_t row = 0; row < seq_length; ++row) {
-    while (next < segment_starts.size() && segment_starts[next] <= row) begin = segment_starts[next++];
-    const auto first = mask.begin() + row * seq_length;
-    std::fill(first + begin, first + row + 1, std::uint8_t{0});
-  }
-  return mask;
-}
-
 }  // namespace pgpt::data

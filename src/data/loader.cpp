@@ -56,13 +56,12 @@ MicroBatch DataLoader::make() {
   batch.labels.reserve(elements);
   batch.position_ids.reserve(elements);
   batch.loss_mask.reserve(elements);
-  if (options_.inter_document_masking) batch.cu_seqlens.push_back(0);
+  batch.restart_positions = options_.restart_positions;
 
-  bool segmented = false;
-  std::int32_t document_end = 0;
   PackedStatistics& statistics = batch.statistics;
+  std::int64_t sample_begin = 0;  // in the micro-batch seen as one sequence
   for (const std::int64_t id : batch.sample_ids) {
-    Sample sample = dataset_->sample(id);
+    const Sample sample = dataset_->sample(id);
     append(batch.tokens, sample.tokens);
     append(batch.labels, sample.labels);
     append(batch.position_ids, sample.position_ids);
@@ -72,24 +71,20 @@ MicroBatch DataLoader::make() {
     for (const std::int64_t length : sample.document_lengths) {
       ++statistics.documents;
       statistics.squared_document_lengths += length * length;
-      document_end += static_cast<std::int32_t>(length);
-      if (options_.inter_document_masking) {
-        batch.cu_seqlens.push_back(document_end);
-        batch.max_seqlen = std::max(batch.max_seqlen, static_cast<std::int32_t>(length));
-      }
     }
-    const std::size_t segments = std::max<std::size_t>(sample.segment_starts.size(), 1);
-    for (std::size_t k = 0; k < segments; ++k) {
-      const std::int64_t begin = k == 0 ? 0 : sample.segment_starts[k];
-      const std::int64_t end = k + 1 < segments ? sample.segment_starts[k + 1] : s;
+    const std::vector<std::int32_t>& starts = sample.segment_starts;
+    const bool segmented = !starts.empty();
+    if (segmented && batch.cu_seqlens.empty()) batch.cu_seqlens.push_back(0);
+    for (std::size_t k = 0; k < std::max<std::size_t>(starts.size(), 1); ++k) {
+      const std::int64_t begin = segmented ? starts[k] : 0;
+      const std::int64_t end = k + 1 < starts.size() ? starts[k + 1] : s;
       ++statistics.segments;
       statistics.squared_segment_lengths += (end - begin) * (end - begin);
+      if (!segmented) continue;
+      batch.cu_seqlens.push_back(static_cast<std::int32_t>(sample_begin + end));
+      batch.max_seqlen = std::max(batch.max_seqlen, static_cast<std::int32_t>(end - begin));
     }
-    segmented = segmented || sample.segment_starts.size() > 1;
-    batch.segment_starts.push_back(std::move(sample.segment_starts));
-  }
-  if (segmented && options_.build_attention_mask) {
-    for (const auto& starts : batch.segment_starts) append(batch.attention_mask, attention_mask(s, starts));
+    sample_begin += s;
   }
   return batch;
 }

@@ -18,10 +18,13 @@ std::vector<RowBlock> row_blocks(std::int64_t heads, std::int64_t s, bool skip_f
   return blocks;
 }
 
-at::Tensor hidden_keys(const at::Tensor& mask, const RowBlock& block, at::Device device) {
-  if (mask.defined()) return mask.narrow(2, block.first, block.count).narrow(3, 0, block.keys);
-  const auto ids = at::TensorOptions().dtype(at::kLong).device(device);
-  return at::arange(block.keys, ids) > at::arange(block.first, block.first + block.count, ids).unsqueeze(1);
+at::Tensor hidden_keys(const AttentionSegments& segments, const RowBlock& block, at::Device device) {
+  const auto ids = at::TensorOptions().dtype(segments.defined() ? at::kInt : at::kLong).device(device);
+  const at::Tensor keys = at::arange(block.keys, ids);
+  const at::Tensor future = keys > at::arange(block.first, block.first + block.count, ids).unsqueeze(1);
+  if (!segments.defined()) return future;
+  const at::Tensor starts = segments.starts.narrow(1, block.first, block.count);  // [b,rows]
+  return (keys < starts.unsqueeze(1).unsqueeze(3)).logical_or_(future);
 }
 
 at::Tensor probability_factors(const AttentionOptions& options, std::int64_t heads, std::int64_t s,
@@ -34,45 +37,61 @@ at::Tensor probability_factors(const AttentionOptions& options, std::int64_t hea
 
 namespace {
 
-enum class Implementation { kCudnn, kFlashCpu, kFusedForm, kUnfused };
+enum class Implementation { kCudnn, kCudnnSegments, kFlashGpu, kFlashCpu, kFusedForm, kUnfused };
 
-Implementation choose(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options, const Policy& policy) {
+Implementation choose(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
+                      const Policy& policy) {
   if (options.form != AttentionForm::kFused) return Implementation::kUnfused;
-  if (detail::cudnn_takes(qkv, options)) return Implementation::kCudnn;
-  return policy.fast && detail::flash_cpu_takes(qkv, mask, options) ? Implementation::kFlashCpu
-                                                                    : Implementation::kFusedForm;
+  if (segments.defined()) {
+    // cuDNN adds up query gradients in any order.
+    if (!policy.deterministic && detail::cudnn_segments_takes(qkv, segments, options))
+      return Implementation::kCudnnSegments;
+    if (detail::flash_gpu_takes(qkv, options)) return Implementation::kFlashGpu;
+  } else if (detail::cudnn_takes(qkv, options)) {
+    return Implementation::kCudnn;
+  }
+  return policy.fast && detail::flash_cpu_takes(qkv, options) ? Implementation::kFlashCpu : Implementation::kFusedForm;
 }
 
 }  // namespace
 
-at::Tensor attention_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+at::Tensor attention_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
                              AttentionSaved& saved, const Policy& policy) {
   detail::check_dropout(options.dropout);
   PGPT_ASSERT(qkv.q.size(2) % qkv.k.size(2) == 0, qkv.q.size(2), " query heads for ", qkv.k.size(2), " groups");
-  PGPT_ASSERT(!mask.defined() || (mask.scalar_type() == at::kBool && mask.dim() == 4),
-              "the mask must be bool [b,1,s,s]");
+  PGPT_ASSERT(
+      !segments.defined() || (segments.starts.size(0) == qkv.q.size(0) && segments.starts.size(1) == qkv.q.size(1)),
+      "segments of another shape than the queries");
   saved = AttentionSaved{};
   saved.q = qkv.q;
   saved.k = qkv.k;
   saved.v = qkv.v;
-  saved.mask = mask;
+  saved.segments = segments;
   saved.options = options;
-  switch (choose(qkv, mask, options, policy)) {
+  switch (choose(qkv, segments, options, policy)) {
     case Implementation::kCudnn:
-      return detail::cudnn_forward(qkv, mask, options, saved);
+      return detail::cudnn_forward(qkv, options, saved);
+    case Implementation::kCudnnSegments:
+      return detail::cudnn_segments_forward(qkv, segments, options, saved);
+    case Implementation::kFlashGpu:
+      return detail::flash_gpu_forward(qkv, segments, options, saved);
     case Implementation::kFlashCpu:
-      return detail::flash_cpu_forward(qkv, options, saved);
+      return detail::flash_cpu_forward(qkv, segments, options, saved);
     case Implementation::kFusedForm:
-      return detail::fused_form_forward(qkv, mask, options, saved);
+      return detail::fused_form_forward(qkv, segments, options, saved);
     default:
-      return detail::unfused_forward(qkv, mask, options, saved);
+      return detail::unfused_forward(qkv, segments, options, saved);
   }
 }
 
 Qkv attention_backward(const at::Tensor& dout, const AttentionSaved& saved, const Policy& policy) {
-  switch (choose({saved.q, saved.k, saved.v}, saved.mask, saved.options, policy)) {
+  switch (choose({saved.q, saved.k, saved.v}, saved.segments, saved.options, policy)) {
     case Implementation::kCudnn:
       return detail::cudnn_backward(dout, saved);
+    case Implementation::kCudnnSegments:
+      return detail::cudnn_segments_backward(dout, saved);
+    case Implementation::kFlashGpu:
+      return detail::flash_gpu_backward(dout, saved);
     case Implementation::kFlashCpu:
       return detail::flash_cpu_backward(dout, saved);
     case Implementation::kFusedForm:
@@ -82,18 +101,23 @@ Qkv attention_backward(const at::Tensor& dout, const AttentionSaved& saved, cons
   }
 }
 
-std::string attention_implementation(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options) {
-  const std::string masked = mask.defined() ? ", custom mask" : "";
-  switch (choose(qkv, mask, options, {})) {
+std::string attention_implementation(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
+                                     const Policy& policy) {
+  const std::string segmented = segments.defined() ? ", segments" : "";
+  switch (choose(qkv, segments, options, policy)) {
     case Implementation::kCudnn:
-      return "cudnn" + masked;
+      return "cudnn";
+    case Implementation::kCudnnSegments:
+      return "cudnn, segments";
+    case Implementation::kFlashGpu:
+      return "flash (libtorch, CUDA), segments";
     case Implementation::kFlashCpu:
-      return "flash (libtorch, CPU)";
+      return "flash (libtorch, CPU)" + segmented;
     case Implementation::kFusedForm:
-      return "composite (fused form" + masked + ")";
+      return "composite (fused form)" + segmented;
     default:
       return std::string("composite (unfused, ") + (options.form == AttentionForm::kUnfused ? "16-bit" : "fp32") +
-             " probabilities" + masked + ")";
+             " probabilities)" + segmented;
   }
 }
 

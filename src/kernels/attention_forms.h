@@ -14,8 +14,8 @@ struct RowBlock {
 /// With `skip_future` a block's keys end at its last row.
 std::vector<RowBlock> row_blocks(std::int64_t heads, std::int64_t s, bool skip_future);
 
-/// Bool [rows,keys] of the causal mask or [b,1,rows,keys] of `mask`, true = hidden.
-at::Tensor hidden_keys(const at::Tensor& mask, const RowBlock& block, at::Device device);
+/// Bool, true = hidden: [rows,keys] of the causal mask, or [b,1,rows,keys] where segments cut it.
+at::Tensor hidden_keys(const AttentionSegments& segments, const RowBlock& block, at::Device device);
 
 /// 0 or 1/(1-p) for each probability of the block, [b*nh, rows, keys]; the element index is that of the [b,nh,s,s]
 /// tensor.
@@ -23,24 +23,42 @@ at::Tensor probability_factors(const AttentionOptions& options, std::int64_t hea
                                const RowBlock& block, at::ScalarType type, at::Device device);
 
 /// Fused form from ATen calls: the rounding points of flash and cuDNN kernels, in row blocks.
-at::Tensor fused_form_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+at::Tensor fused_form_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
                               AttentionSaved& saved);
 Qkv fused_form_backward(const at::Tensor& dout, const AttentionSaved& saved);
 
 /// Unfused forms: scores rounded once, probabilities kept.
-at::Tensor unfused_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+at::Tensor unfused_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
                            AttentionSaved& saved);
 Qkv unfused_backward(const at::Tensor& dout, const AttentionSaved& saved);
 
-/// libtorch's fused kernel for fp32 and fp64 CPU tensors, causal mask only.
-bool flash_cpu_takes(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options);
-at::Tensor flash_cpu_forward(const Qkv& qkv, const AttentionOptions& options, AttentionSaved& saved);
+/// libtorch's fused kernel for fp32 and fp64 CPU tensors, one call a segment.
+bool flash_cpu_takes(const Qkv& qkv, const AttentionOptions& options);
+at::Tensor flash_cpu_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
+                             AttentionSaved& saved);
 Qkv flash_cpu_backward(const at::Tensor& dout, const AttentionSaved& saved);
 
-/// cuDNN's kernels for 16-bit CUDA tensors.
+/// True for tensors that fused 16-bit CUDA kernels take, up to a head dimension.
+bool fused_gpu_takes(const Qkv& qkv, const AttentionOptions& options, std::int64_t largest_head_dim);
+/// Largest head dimension of cuDNN's backward kernels on q's device.
+std::int64_t largest_cudnn_head_dim(const at::Tensor& q);
+
+/// cuDNN's kernels for 16-bit CUDA tensors, plain causal attention, through libtorch.
 bool cudnn_takes(const Qkv& qkv, const AttentionOptions& options);
-at::Tensor cudnn_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
-                         AttentionSaved& saved);
+at::Tensor cudnn_forward(const Qkv& qkv, const AttentionOptions& options, AttentionSaved& saved);
 Qkv cudnn_backward(const at::Tensor& dout, const AttentionSaved& saved);
+
+/// cuDNN's kernels for 16-bit CUDA tensors with segments, through its graph interface; false where the program was
+/// built without it or cuDNN has no kernel. Bits of the gradients may differ from call to call.
+bool cudnn_segments_takes(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options);
+at::Tensor cudnn_segments_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
+                                  AttentionSaved& saved);
+Qkv cudnn_segments_backward(const at::Tensor& dout, const AttentionSaved& saved);
+
+/// libtorch's flash kernel for 16-bit CUDA tensors with segments; bits repeat.
+bool flash_gpu_takes(const Qkv& qkv, const AttentionOptions& options);
+at::Tensor flash_gpu_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
+                             AttentionSaved& saved);
+Qkv flash_gpu_backward(const at::Tensor& dout, const AttentionSaved& saved);
 
 }  // namespace pgpt::kernels::detail

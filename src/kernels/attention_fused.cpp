@@ -43,11 +43,11 @@ at::Tensor group_gradient(const at::Tensor& gradient, const Shape& shape, const 
 }
 
 // Scaled scores of a block as [b, nh, rows, keys], hidden ones -inf.
-at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& mask, double scale, const Shape& shape,
-                     const RowBlock& block) {
+at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k, const AttentionSegments& segments, double scale,
+                     const Shape& shape, const RowBlock& block) {
   at::Tensor scores = at::bmm(q, k.narrow(1, 0, block.keys).transpose(1, 2)).mul_(scale);
   scores = scores.view({shape.b, shape.nh, block.count, block.keys});
-  return scores.masked_fill_(hidden_keys(mask, block, scores.device()), -std::numeric_limits<double>::infinity());
+  return scores.masked_fill_(hidden_keys(segments, block, scores.device()), -std::numeric_limits<double>::infinity());
 }
 
 at::Tensor stacked(const at::Tensor& t, const Shape& shape, const RowBlock& block) {
@@ -56,7 +56,7 @@ at::Tensor stacked(const at::Tensor& t, const Shape& shape, const RowBlock& bloc
 
 }  // namespace
 
-at::Tensor fused_form_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+at::Tensor fused_form_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
                               AttentionSaved& saved) {
   const Shape shape(qkv);
   const at::ScalarType dtype = qkv.q.scalar_type();
@@ -64,8 +64,8 @@ at::Tensor fused_form_forward(const Qkv& qkv, const at::Tensor& mask, const Atte
   const at::Tensor v = keys_by_group(qkv.v, shape);
   const at::Tensor out = at::empty({shape.b, shape.s, shape.nh, shape.d}, qkv.q.options());
   saved.log_sum_exp = at::empty({shape.b, shape.nh, shape.s}, k.options());
-  for (const RowBlock& block : row_blocks(shape.b * shape.nh, shape.s, !mask.defined())) {
-    at::Tensor p = scores_of(stacked_rows(qkv.q, shape, block), k, mask, options.scale, shape, block);
+  for (const RowBlock& block : row_blocks(shape.b * shape.nh, shape.s, true)) {
+    at::Tensor p = scores_of(stacked_rows(qkv.q, shape, block), k, segments, options.scale, shape, block);
     const at::Tensor row_max = at::amax(p, {3}, true);
     p = p.sub_(row_max).exp_();
     const at::Tensor row_sum = at::sum(p, {3}, true);
@@ -92,12 +92,12 @@ Qkv fused_form_backward(const at::Tensor& dout, const AttentionSaved& saved) {
   const at::Tensor dv = at::zeros_like(v);
   Qkv gradient;
   gradient.q = at::empty({shape.b, shape.s, shape.nh, shape.d}, qkv.q.options());
-  for (const RowBlock& block : row_blocks(shape.b * shape.nh, shape.s, !saved.mask.defined())) {
+  for (const RowBlock& block : row_blocks(shape.b * shape.nh, shape.s, true)) {
     const at::Tensor q = stacked_rows(qkv.q, shape, block);
     const at::Tensor dy = stacked_rows(dout, shape, block);
     const at::Tensor block_k = k.narrow(1, 0, block.keys);
     const at::Tensor block_v = v.narrow(1, 0, block.keys);
-    at::Tensor p = scores_of(q, k, saved.mask, options.scale, shape, block);
+    at::Tensor p = scores_of(q, k, saved.segments, options.scale, shape, block);
     p = p.sub_(saved.log_sum_exp.narrow(2, block.first, block.count).unsqueeze(3)).exp_();
     at::Tensor dp = at::bmm(dy, block_v.transpose(1, 2)).view_as(p);
     at::Tensor dropped = p;

@@ -33,7 +33,7 @@ at::Tensor to_heads(const at::Tensor& gradient, const Shape& shape, std::int64_t
 
 }  // namespace
 
-at::Tensor unfused_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
+at::Tensor unfused_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
                            AttentionSaved& saved) {
   const Shape shape(qkv);
   const std::int64_t heads = shape.b * shape.nh;
@@ -50,7 +50,7 @@ at::Tensor unfused_forward(const Qkv& qkv, const at::Tensor& mask, const Attenti
         at::bmm(q.narrow(1, block.first, block.count), k.transpose(1, 2)).mul_(options.scale / options.score_divisor);
     scores = rounded(scores, dtype).view({shape.b, shape.nh, block.count, shape.s});
     if (options.score_divisor != 1.0) scores = scores.mul_(options.score_divisor);
-    scores = scores.masked_fill_(hidden_keys(mask, block, scores.device()), kHiddenScore);
+    scores = scores.masked_fill_(hidden_keys(segments, block, scores.device()), kHiddenScore);
     at::Tensor p = at::softmax(scores, 3);
     saved.probabilities.narrow(2, block.first, block.count).copy_(p);
     p = rounded(p, dtype);
@@ -94,7 +94,7 @@ Qkv unfused_backward(const at::Tensor& dout, const AttentionSaved& saved) {
     dv.baddbmm_(dropped.reshape({heads, block.count, shape.s}).transpose(1, 2), block_dy);
     at::Tensor ds = (dp - at::sum(dp * p, {3}, true)).mul_(p);
     if (options.score_divisor != 1.0) ds = ds.mul_(options.score_divisor);
-    ds = rounded(ds.masked_fill_(hidden_keys(saved.mask, block, ds.device()), 0.0), dtype)
+    ds = rounded(ds.masked_fill_(hidden_keys(saved.segments, block, ds.device()), 0.0), dtype)
              .view({heads, block.count, shape.s});
     dq.narrow(1, block.first, block.count).copy_(at::bmm(ds, k).mul_(scale));
     dk.baddbmm_(ds.transpose(1, 2), q.narrow(1, block.first, block.count));

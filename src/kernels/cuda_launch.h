@@ -53,9 +53,10 @@ void column_sum(Type type, const void* x, std::int64_t rows, std::int64_t column
 
 /// Angles and form of a rotation; `sin_sign` -1 turns it back.
 struct RotationArguments {
-  const float* cos;  ///< [sequence, dim/2]
+  const float* cos;  ///< [positions, dim/2]
   const float* sin;
-  std::int64_t dim;  ///< rotated channels, even; 0: no rotation
+  const std::int32_t* positions;  ///< row of the table for each token; null: its index along the sequence
+  std::int64_t dim;               ///< rotated channels, even; 0: no rotation
   bool interleaved;
   bool fused_rounding;
   float sin_sign;

@@ -30,11 +30,14 @@ inline constexpr bool kBuilt = false;
 [[nodiscard]] std::optional<at::Tensor> column_sum(const at::Tensor& dy);
 
 /// True when x was rotated.
-[[nodiscard]] bool rope_(const at::Tensor& x, const RopeTable& table, bool backward, const Policy& policy);
+[[nodiscard]] bool rope_(const at::Tensor& x, const RopeTable& table, bool backward, const Policy& policy,
+                         const at::Tensor& positions);
 [[nodiscard]] std::optional<Qkv> split_qkv(const at::Tensor& packed, std::int64_t num_heads, std::int64_t num_groups,
-                                           std::int64_t head_dim, const RopeTable* rope, const Policy& policy);
+                                           std::int64_t head_dim, const RopeTable* rope, const Policy& policy,
+                                           const at::Tensor& positions);
 [[nodiscard]] std::optional<at::Tensor> merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope,
-                                                           const Policy& policy, at::Tensor* column_sums);
+                                                           const Policy& policy, at::Tensor* column_sums,
+                                                           const at::Tensor& positions);
 
 [[nodiscard]] std::optional<at::Tensor> activation_forward(const at::Tensor& x, const at::Tensor& bias,
                                                            const ActivationOptions& options, const Policy& policy);

@@ -33,19 +33,23 @@ std::optional<cuda::NormArguments> norm_arguments(const at::Tensor& x, const at:
   return norm;
 }
 
-bool rope_fits(const RopeTable& table, const at::Tensor& x, std::int64_t head_dim) {
+bool rope_fits(const RopeTable& table, const at::Tensor& x, std::int64_t head_dim, const at::Tensor& positions) {
+  if (positions.defined() && (!positions.is_cuda() || positions.scalar_type() != at::kInt ||
+                              !positions.is_contiguous() || positions.numel() != x.size(0) * x.size(1)))
+    return false;
   return table.cos.is_cuda() && table.cos.scalar_type() == at::kFloat && table.cos.is_contiguous() &&
          table.sin.is_contiguous() && x.size(1) <= table.cos.size(0) && table.options.dim <= head_dim &&
          head_dim % 2 == 0;
 }
 
-cuda::RotationArguments rotation_of(const RopeTable* table, bool backward) {
+cuda::RotationArguments rotation_of(const RopeTable* table, bool backward, const at::Tensor& positions) {
   cuda::RotationArguments rotation{};
   rotation.fused_rounding = true;
   rotation.sin_sign = backward ? -1.0F : 1.0F;
   if (table == nullptr) return rotation;
   rotation.cos = table->cos.const_data_ptr<float>();
   rotation.sin = table->sin.const_data_ptr<float>();
+  if (positions.defined()) rotation.positions = positions.const_data_ptr<std::int32_t>();
   rotation.dim = table->options.dim;
   rotation.interleaved = table->options.interleaved;
   rotation.fused_rounding = table->options.fused_rounding;
@@ -182,25 +186,27 @@ std::optional<at::Tensor> column_sum(const at::Tensor& dy) {
   return sums;
 }
 
-bool rope_(const at::Tensor& x, const RopeTable& table, bool backward, const Policy& policy) {
+bool rope_(const at::Tensor& x, const RopeTable& table, bool backward, const Policy& policy,
+           const at::Tensor& positions) {
   if (!policy.fast || !on_gpu(x) || x.dim() != 4 || x.stride(3) != 1 || !countable(x) ||
-      !rope_fits(table, x, x.size(3)))
+      !rope_fits(table, x, x.size(3), positions))
     return false;
   const c10::cuda::CUDAGuard guard(x.device());
   const cuda::HeadLayout layout{x.size(0),   x.size(1),   1, x.size(2),  x.size(3),
                                 x.stride(0), x.stride(1), 0, x.stride(2)};
-  cuda::rotate(*type_of(x), x.mutable_data_ptr(), layout, rotation_of(&table, backward), stream());
+  cuda::rotate(*type_of(x), x.mutable_data_ptr(), layout, rotation_of(&table, backward, positions), stream());
   return true;
 }
 
 std::optional<Qkv> split_qkv(const at::Tensor& packed, std::int64_t num_heads, std::int64_t num_groups,
-                             std::int64_t head_dim, const RopeTable* rope, const Policy& policy) {
+                             std::int64_t head_dim, const RopeTable* rope, const Policy& policy,
+                             const at::Tensor& positions) {
   if (rope == nullptr || !policy.fast || !on_gpu(packed) || packed.dim() != 3 || !packed.is_contiguous())
     return std::nullopt;
-  if (!countable(packed) || !rope_fits(*rope, packed, head_dim)) return std::nullopt;
+  if (!countable(packed) || !rope_fits(*rope, packed, head_dim, positions)) return std::nullopt;
   const c10::cuda::CUDAGuard guard(packed.device());
   const std::int64_t b = packed.size(0), s = packed.size(1), heads = num_heads / num_groups;
-  const cuda::RotationArguments rotation = rotation_of(rope, false);
+  const cuda::RotationArguments rotation = rotation_of(rope, false, positions);
   Qkv parts;
   if (heads == 1 || num_groups == 1) {
     // Views serve: queries and keys, side by side in each group, turn in place and the values stay untouched.
@@ -222,17 +228,17 @@ std::optional<Qkv> split_qkv(const at::Tensor& packed, std::int64_t num_heads, s
 }
 
 std::optional<at::Tensor> merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy,
-                                             at::Tensor* column_sums) {
+                                             at::Tensor* column_sums, const at::Tensor& positions) {
   const at::Tensor& q = gradient.q;
   if (!policy.fast || !on_gpu(q) || q.dim() != 4 || !countable(q) || q.size(3) % 2 != 0) return std::nullopt;
   for (const at::Tensor* part : {&q, &gradient.k, &gradient.v}) {
     if (part->stride(3) != 1 || part->scalar_type() != q.scalar_type() || !part->is_cuda()) return std::nullopt;
   }
-  if (rope != nullptr && !rope_fits(*rope, q, q.size(3))) return std::nullopt;
+  if (rope != nullptr && !rope_fits(*rope, q, q.size(3), positions)) return std::nullopt;
   const c10::cuda::CUDAGuard guard(q.device());
   at::Tensor packed = at::empty({q.size(0), q.size(1), (q.size(2) + 2 * gradient.k.size(2)) * q.size(3)}, q.options());
   const cuda::QkvArguments arguments = qkv_arguments(gradient, packed);
-  const cuda::RotationArguments rotation = rotation_of(rope, true);
+  const cuda::RotationArguments rotation = rotation_of(rope, true, positions);
   if (column_sums != nullptr && cuda::merge_qkv_sums_fits(arguments, rotation)) {
     at::Tensor sums = at::empty({packed.size(2)}, packed.options());
     const at::Tensor space = workspace(cuda::merge_qkv_sums_workspace(arguments, rotation), packed);

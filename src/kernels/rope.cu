@@ -60,6 +60,11 @@ struct Dividers {
   FastDivider token, head, group, sequence;
 };
 
+// The row of the table that token number `token`, at `position` of its sequence, is turned by.
+__device__ std::int64_t angle_row(const RotationArguments& rotation, std::uint32_t token, std::int64_t position) {
+  return rotation.positions == nullptr ? position : rotation.positions[token];
+}
+
 // Moves item `item` of one head from `from` to `to` (may be the same), turning the first channels when `turning`.
 template <class T, int Width, bool Interleaved>
 __device__ void move_item(const T* from, T* to, int item, const Items& items, std::int64_t position, bool turning,
@@ -119,7 +124,8 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t batch = by.sequence.divide(token), position = token - batch * by.sequence.divisor;
     T* p = x + batch * layout.batch_stride + position * layout.position_stride + group * layout.group_stride +
            head * layout.head_stride;
-    move_item<T, Width, Interleaved>(p, p, static_cast<int>(item), items, position, true, rotation);
+    move_item<T, Width, Interleaved>(p, p, static_cast<int>(item), items, angle_row(rotation, token, position), true,
+                                     rotation);
   }
 }
 
@@ -143,10 +149,11 @@ __global__ void __launch_bounds__(kThreads)
     T* single = static_cast<T*>(part.data) + batch * part.batch_stride + position * part.position_stride +
                 head * part.head_stride;
     const bool turning = place <= heads;
+    const std::int64_t row = angle_row(rotation, token, position);
     if constexpr (Split) {
-      move_item<T, Width, Interleaved>(packed, single, static_cast<int>(item), items, position, turning, rotation);
+      move_item<T, Width, Interleaved>(packed, single, static_cast<int>(item), items, row, turning, rotation);
     } else {
-      move_item<T, Width, Interleaved>(single, packed, static_cast<int>(item), items, position, turning, rotation);
+      move_item<T, Width, Interleaved>(single, packed, static_cast<int>(item), items, row, turning, rotation);
     }
   }
 }
@@ -211,7 +218,7 @@ __global__ void __launch_bounds__(kStripThreads, Form == Turn::kNone ? 4 : 3)
         for (int run = 0; run < kRuns; ++run) unpack(raw[b][run], x[run]);
         if constexpr (Form != Turn::kNone) {
           if (turning) {
-            const std::int64_t at = std::int64_t{positions[b]} * half;
+            const std::int64_t at = angle_row(rotation, token, positions[b]) * half;
             if constexpr (Form == Turn::kPairs) {
               const float *cos = rotation.cos + at + channel / 2, *sin = rotation.sin + at + channel / 2;
 #pragma unroll

@@ -203,11 +203,11 @@ void GptModel::embed_backward(const StepContext& context, const Batch& batch, co
 
 void GptModel::run_chunk(const StepContext& context, const Chunk& chunk, ResidualStream& stream, const Batch& batch,
                          Pass pass, ChunkSaved& saved) const {
+  const SequenceLayout layout{batch.tokens.size(0), batch.segments, batch.rope_positions};
   saved.layers.resize(chunk.end - chunk.begin);
   for (std::size_t i = chunk.begin; i < chunk.end; ++i) {
     const bool needs_output = pass == Pass::kForward || i + 1 < chunk.end;
-    layers_[i].forward(context, stream, batch.tokens.size(0), batch.attention_mask, pass, needs_output,
-                       saved.layers[i - chunk.begin]);
+    layers_[i].forward(context, stream, layout, pass, needs_output, saved.layers[i - chunk.begin]);
     // Evaluation, and a chunk that will be recomputed, keep nothing.
     if (!context.training || (chunk.recompute && pass == Pass::kForward)) saved.layers[i - chunk.begin] = {};
   }

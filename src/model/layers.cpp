@@ -125,24 +125,28 @@ kernels::AttentionOptions attention_options(const StepContext& context, std::int
 
 }  // namespace
 
-std::string attention_implementation(const config::ModelConfig& config, at::ScalarType dtype, at::Device device) {
+std::string attention_implementation(const config::ModelConfig& config, at::ScalarType dtype, at::Device device,
+                                     bool segmented, const kernels::Policy& policy) {
   kernels::AttentionOptions options;
   options.form = attention_form(config, dtype);
   options.dropout = config.attention_dropout;
-  const auto heads = [&](std::int64_t count) {
-    return at::empty({1, config.seq_length, count, config.kv_channels}, at::TensorOptions(device).dtype(dtype));
-  };
-  const kernels::Qkv qkv{heads(config.num_attention_heads), heads(config.num_query_groups),
-                         heads(config.num_query_groups)};
-  return kernels::attention_implementation(qkv, {}, options);
+  const std::int64_t s = config.seq_length;
+  // Heads as the layers see them: parts of one packed tensor, or tensors of their own.
+  const Tensor packed = at::empty({1, s, config.qkv_rows()}, at::TensorOptions(device).dtype(dtype));
+  const kernels::Qkv qkv = kernels::split_qkv(packed, config.num_attention_heads, config.num_query_groups,
+                                              config.kv_channels, nullptr, policy);
+  kernels::AttentionSegments segments;
+  if (segmented) segments = kernels::make_attention_segments({0, static_cast<std::int32_t>(s)}, 1, s).to(device);
+  return kernels::attention_implementation(qkv, segments, options, policy);
 }
 
-kernels::Qkv SelfAttention::split(const StepContext& context, const Tensor& packed, std::int64_t batch,
+kernels::Qkv SelfAttention::split(const StepContext& context, const Tensor& packed, const SequenceLayout& layout,
                                   Saved& saved) const {
   const config::ModelConfig& config = *context.config;
-  const Tensor packed_BSF = packed.view({batch, packed.size(0) / batch, packed.size(1)});
-  kernels::Qkv heads = kernels::split_qkv(packed_BSF, config.num_attention_heads, config.num_query_groups,
-                                          config.kv_channels, q_norm ? nullptr : rope, context.policy);
+  const Tensor packed_BSF = packed.view({layout.batch, packed.size(0) / layout.batch, packed.size(1)});
+  kernels::Qkv heads =
+      kernels::split_qkv(packed_BSF, config.num_attention_heads, config.num_query_groups, config.kv_channels,
+                         q_norm ? nullptr : rope, context.policy, layout.rope_positions);
   if (!q_norm) return heads;
   const auto normalise = [&](const Norm& norm, const Tensor& head, Norm::Saved& norm_saved) {
     ResidualStream rows{head.reshape({-1, config.kv_channels}), {}, {}, {}};
@@ -151,14 +155,14 @@ kernels::Qkv SelfAttention::split(const StepContext& context, const Tensor& pack
   Tensor q = normalise(*q_norm, heads.q, saved.q_norm);
   Tensor k = normalise(*k_norm, heads.k, saved.k_norm);
   if (rope != nullptr) {
-    kernels::rope_(q, *rope, false, context.policy);
-    kernels::rope_(k, *rope, false, context.policy);
+    kernels::rope_(q, *rope, false, context.policy, layout.rope_positions);
+    kernels::rope_(k, *rope, false, context.policy, layout.rope_positions);
   }
   return {q, k, heads.v};
 }
 
-Tensor SelfAttention::forward(const StepContext& context, const Tensor& x, std::int64_t batch, const Tensor& mask,
-                              Pass pass, bool recompute_core, Saved& saved) const {
+Tensor SelfAttention::forward(const StepContext& context, const Tensor& x, const SequenceLayout& layout, Pass pass,
+                              bool recompute_core, Saved& saved) const {
   const bool transformer_engine = context.config->transformer_impl == config::TransformerImpl::kTransformerEngine;
   saved.input = x;
   const Tensor packed =
@@ -166,47 +170,47 @@ Tensor SelfAttention::forward(const StepContext& context, const Tensor& x, std::
   context.observe(name + ".linear_qkv", packed);
   // The split may rotate the packed tensor in place, so a recomputed core keeps its own copy.
   if (recompute_core) saved.packed = rope != nullptr && !q_norm ? packed.clone() : packed;
-  const kernels::Qkv heads = split(context, packed, batch, saved);
+  const kernels::Qkv heads = split(context, packed, layout, saved);
   const kernels::AttentionOptions options = attention_options(context, layer_number, x.scalar_type());
-  const Tensor out = kernels::attention_forward(heads, mask, options, saved.core, context.policy);
+  const Tensor out = kernels::attention_forward(heads, layout.segments, options, saved.core, context.policy);
   saved.context = out.reshape({x.size(0), context.config->query_projection_size()});
   context.observe(name + ".core_attention", saved.context);
   if (recompute_core) {
     Saved kept;
     kept.core.options = options;
-    kept.core.mask = mask;
     saved.core = kept.core;
     saved.q_norm = saved.k_norm = {};
   }
   return proj.forward(context, saved.context, pass);
 }
 
-Tensor SelfAttention::backward(const StepContext& context, const Tensor& ddelta, const Tensor& x, std::int64_t batch,
-                               bool recompute_core, Saved& saved) const {
+Tensor SelfAttention::backward(const StepContext& context, const Tensor& ddelta, const Tensor& x,
+                               const SequenceLayout& layout, bool recompute_core, Saved& saved) const {
   const config::ModelConfig& config = *context.config;
-  const std::int64_t sequence = x.size(0) / batch;
+  const std::int64_t sequence = x.size(0) / layout.batch;
   const Tensor dcontext = proj.backward(context, ddelta, saved.context);
   if (recompute_core) {
     const kernels::AttentionOptions options = saved.core.options;
-    const Tensor mask = saved.core.mask;
-    const kernels::Qkv heads = split(context, saved.packed, batch, saved);
-    (void)kernels::attention_forward(heads, mask, options, saved.core, context.policy);
+    const kernels::Qkv heads = split(context, saved.packed, layout, saved);
+    (void)kernels::attention_forward(heads, layout.segments, options, saved.core, context.policy);
   }
   kernels::Qkv gradient = kernels::attention_backward(
-      dcontext.view({batch, sequence, config.num_attention_heads, config.kv_channels}), saved.core, context.policy);
+      dcontext.view({layout.batch, sequence, config.num_attention_heads, config.kv_channels}), saved.core,
+      context.policy);
   if (q_norm) {
     const auto through_norm = [&](const Norm& norm, const Tensor& heads, const Norm::Saved& norm_saved) {
       Tensor dy = heads.contiguous();
-      if (rope != nullptr) kernels::rope_(dy, *rope, true, context.policy);
+      if (rope != nullptr) kernels::rope_(dy, *rope, true, context.policy, layout.rope_positions);
       return norm.backward(context, dy.view({-1, config.kv_channels}), norm_saved, {}).view(heads.sizes());
     };
     gradient.q = through_norm(*q_norm, gradient.q, saved.q_norm);
     gradient.k = through_norm(*k_norm, gradient.k, saved.k_norm);
   }
   Tensor bias_gradient;
-  const Tensor dpacked = kernels::merge_qkv_gradient(gradient, q_norm ? nullptr : rope, context.policy,
-                                                     qkv.bias != nullptr ? &bias_gradient : nullptr)
-                             .view({x.size(0), config.qkv_rows()});
+  const Tensor dpacked =
+      kernels::merge_qkv_gradient(gradient, q_norm ? nullptr : rope, context.policy,
+                                  qkv.bias != nullptr ? &bias_gradient : nullptr, layout.rope_positions)
+          .view({x.size(0), config.qkv_rows()});
   if (qkv.bias != nullptr) add_replicated_gradient(context, *qkv.bias, bias_gradient);
   return qkv.backward(context, dpacked, x);
 }
@@ -238,13 +242,12 @@ Tensor Mlp::backward(const StepContext& context, const Tensor& ddelta, const Ten
 
 // ---- layer ----
 
-void TransformerLayer::forward(const StepContext& context, ResidualStream& stream, std::int64_t batch,
-                               const Tensor& mask, Pass pass, bool needs_output, Saved& saved) const {
-  saved.batch = batch;
+void TransformerLayer::forward(const StepContext& context, ResidualStream& stream, const SequenceLayout& layout,
+                               Pass pass, bool needs_output, Saved& saved) const {
+  saved.layout = layout;
   const Tensor attention_input = input_norm.forward(context, stream, saved.input_norm);
   context.observe(name + ".input_norm", attention_input);
-  stream.delta =
-      attention.forward(context, attention_input, batch, mask, pass, recompute.core_attention, saved.attention);
+  stream.delta = attention.forward(context, attention_input, layout, pass, recompute.core_attention, saved.attention);
   context.observe(name + ".self_attention", stream.delta);
   stream.bias = attention.proj.bias != nullptr ? attention.proj.bias->weight : Tensor();
   stream.dropout = saved.attention_dropout = next_hidden_dropout(context);
@@ -313,7 +316,7 @@ StreamGradient TransformerLayer::backward(const StepContext& context, const Stre
   const Tensor ddelta_attention = branch_gradient(middle, saved.attention_dropout, attention.proj);
   Tensor attention_input = saved.attention.input;
   if (!attention_input.defined()) attention_input = input_norm.recompute(context, saved.input_norm);
-  const Tensor dattention_input = attention.backward(context, ddelta_attention, attention_input, saved.batch,
+  const Tensor dattention_input = attention.backward(context, ddelta_attention, attention_input, saved.layout,
                                                      recompute.core_attention, saved.attention);
   saved.attention = {};
   StreamGradient before;

@@ -25,8 +25,15 @@ model::Batch on_host(const data::MicroBatch& batch, const LossScaling& scaling, 
   result.labels = host_tensor(batch.labels, {b * s}, at::kLong, pinned);
   result.position_ids = host_tensor(batch.position_ids, {b, s}, at::kLong, pinned);
   result.loss_mask = host_tensor(batch.loss_mask, {b * s}, at::kFloat, pinned);
-  if (!batch.attention_mask.empty()) {
-    result.attention_mask = host_tensor(batch.attention_mask, {b, 1, s, s}, at::kByte, pinned).view(at::kBool);
+  if (!batch.cu_seqlens.empty()) {
+    result.segments = kernels::make_attention_segments(batch.cu_seqlens, b, s, pinned);
+    if (batch.restart_positions) {
+      const std::int32_t* const starts = result.segments.starts.const_data_ptr<std::int32_t>();
+      std::vector<std::int32_t> positions(static_cast<std::size_t>(b * s));
+      for (std::int64_t i = 0; i < b * s; ++i)
+        positions[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i % s) - starts[i];
+      result.rope_positions = host_tensor(positions, {b, s}, at::kInt, pinned);
+    }
   }
   // d(objective)/d(token loss) as autograd would form it: loss_scale / M, then / count, then * mask, in fp32.
   float upstream = static_cast<float>(scaling.loss_scale);
@@ -42,7 +49,7 @@ model::Batch on_host(const data::MicroBatch& batch, const LossScaling& scaling, 
 
 constexpr at::Tensor model::Batch::* kParts[] = {&model::Batch::tokens,         &model::Batch::labels,
                                                  &model::Batch::position_ids,   &model::Batch::loss_mask,
-                                                 &model::Batch::attention_mask, &model::Batch::gradient_scale};
+                                                 &model::Batch::gradient_scale, &model::Batch::rope_positions};
 
 }  // namespace
 
@@ -52,11 +59,13 @@ model::Batch to_device(const data::MicroBatch& batch, const LossScaling& scaling
   for (const auto part : kParts) {
     if ((result.*part).defined()) result.*part = (result.*part).to(device, /*non_blocking=*/true);
   }
+  result.segments = result.segments.to(device);
   return result;
 }
 
 void to_device(const data::MicroBatch& batch, const LossScaling& scaling, model::Batch& into) {
   const model::Batch host = on_host(batch, scaling, into.tokens.is_cuda());
+  PGPT_ASSERT(!host.segments.defined() && !into.segments.defined(), "segments change their shape");
   for (const auto part : kParts) {
     PGPT_ASSERT((host.*part).defined() == (into.*part).defined(), "batches of different parts in one place");
     if ((host.*part).defined()) (into.*part).copy_(host.*part, /*non_blocking=*/true);

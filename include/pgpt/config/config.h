@@ -262,6 +262,10 @@ struct DataConfig {
   bool eod_mask_loss = false;
   bool create_attention_mask = true;
   bool inter_document_masking = false;
+  /// Whether attention stays inside parts of the samples.
+  [[nodiscard]] bool has_segments() const {
+    return inter_document_masking || (reset_attention_mask && create_attention_mask);
+  }
   bool allow_ambiguous_pad_tokens = false;
   double mid_level_surplus = 0.005;
   std::string tokenizer_type;

@@ -64,8 +64,4 @@ class GptDataset : public Dataset {
   SampleOrder order_;
 };
 
-/// Mask [S, S] of one sample, row-major, 1 = masked: column > row, and every earlier attention segment.
-[[nodiscard]] std::vector<std::uint8_t> attention_mask(std::int64_t seq_length,
-                                                       const std::vector<std::int32_t>& segment_starts);
-
 }  // namespace pgpt::data

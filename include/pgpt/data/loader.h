@@ -32,22 +32,20 @@ struct MicroBatch {
   std::int64_t seq_length = 0;
   std::vector<std::int64_t> tokens, labels, position_ids;
   std::vector<float> loss_mask;
-  std::vector<std::uint8_t> attention_mask;  ///< [mbs, S, S], 1 = masked; empty = causal only
-  /// Per sample the first positions of its attention segments; empty = causal only.
-  std::vector<std::vector<std::int32_t>> segment_starts;
-  /// Inter-document masking: ends of all documents of the micro-batch seen as one sequence of mbs * S, starting with 0.
+  /// Ends of the attention segments in the micro-batch seen as one sequence of mbs * S tokens, after a 0; empty: causal
+  /// over each sample.
   std::vector<std::int32_t> cu_seqlens;
-  std::int32_t max_seqlen = 0;
+  std::int32_t max_seqlen = 0;           ///< longest attention segment; 0 without segments
+  bool restart_positions = false;        ///< rotary positions count from the start of each segment
   std::vector<std::int64_t> sample_ids;  ///< indices into the data set
   PackedStatistics statistics;
 };
 
 /// How a loader works; none of it changes the order or the contents.
 struct LoaderOptions {
-  bool background = false;              ///< read ahead in one thread
-  std::size_t depth = 2;                ///< micro-batches read ahead, at least 1
-  bool build_attention_mask = false;    ///< fill MicroBatch::attention_mask where a sample has several segments
-  bool inter_document_masking = false;  ///< fill cu_seqlens and max_seqlen
+  bool background = false;         ///< read ahead in one thread
+  std::size_t depth = 2;           ///< micro-batches read ahead, at least 1
+  bool restart_positions = false;  ///< handed on in MicroBatch
 };
 
 /// Hands out this rank's micro-batches in the sampler's order. Not thread-safe for several consumers.

@@ -105,9 +105,10 @@ struct RopeTable {
   RopeOptions options;
 };
 [[nodiscard]] RopeTable make_rope_table(std::int64_t seq_length, const RopeOptions& options, at::Device device);
-/// Rotates x [b,s,heads,d] (inner dimension contiguous) in place by position (index along s); `backward` rotates by the
-/// negative angle.
-void rope_(at::Tensor& x, const RopeTable& table, bool backward, const Policy& policy);
+/// Rotates x [b,s,heads,d] (inner dimension contiguous) in place by position; `backward` rotates by the negative angle.
+/// `positions` [b,s] int32 on x's device, below the table's length; undefined = index along s.
+void rope_(at::Tensor& x, const RopeTable& table, bool backward, const Policy& policy,
+           const at::Tensor& positions = {});
 
 struct Qkv {
   at::Tensor q;  // [b,s,nh,d]
@@ -115,17 +116,36 @@ struct Qkv {
   at::Tensor v;  // [b,s,ng,d]
 };
 /// Splits packed [b,s,ng*(nh/ng+2)*d] (per group: its query heads, then k, then v); results are views where strides
-/// allow it, else copies. With `rope` q and k are rotated (the packed input may be overwritten).
+/// allow it, else copies. With `rope` q and k are rotated (the packed input may be overwritten), by `positions` as in
+/// rope_.
 [[nodiscard]] Qkv split_qkv(at::Tensor packed, std::int64_t num_heads, std::int64_t num_groups, std::int64_t head_dim,
-                            const RopeTable* rope, const Policy& policy);
+                            const RopeTable* rope, const Policy& policy, const at::Tensor& positions = {});
 /// Inverse of split_qkv for gradients: [b,s,ng*(nh/ng+2)*d]; inputs may be strided. `column_sums`, where not null,
 /// receives the result's sums over b and s as column_sum gives them (on CUDA from the same pass where the layout
 /// allows).
 [[nodiscard]] at::Tensor merge_qkv_gradient(const Qkv& gradient, const RopeTable* rope, const Policy& policy,
-                                            at::Tensor* column_sums = nullptr);
+                                            at::Tensor* column_sums = nullptr, const at::Tensor& positions = {});
 
 // ---- attention (attention.cpp)
 // ----------------------------------------------------------------------------------------------------
+
+/// Parts of samples that attention keeps apart: a token sees itself and the earlier tokens of its own segment. A
+/// segment lies inside one sample. All undefined: plain causal attention over each sample.
+struct AttentionSegments {
+  at::Tensor
+      cu_seqlens;      // int32 [n+1]: 0, then the segments' ends in the micro-batch seen as one sequence of b*s tokens
+  at::Tensor lengths;  // int32 [n], may hold zeros
+  at::Tensor starts;   // int32 [b,s]: where each token's segment begins inside its sample
+
+  [[nodiscard]] bool defined() const { return cu_seqlens.defined(); }
+  /// The same on `device`; does not wait for copies out of pinned memory.
+  [[nodiscard]] AttentionSegments to(at::Device device) const;
+};
+/// Segments on the host (pinned memory where asked) from cu_seqlens as above: increasing, each multiple of s among
+/// them, b*s last. Empty segments are appended until their number is a power of two, at least 16, so that kernels
+/// prepared for one number of segments serve many micro-batches.
+[[nodiscard]] AttentionSegments make_attention_segments(const std::vector<std::int32_t>& cu_seqlens, std::int64_t b,
+                                                        std::int64_t s, bool pinned = false);
 
 enum class AttentionForm {
   kFused,    ///< fp32 scores, un-normalised probabilities rounded before P*V (cuDNN on CUDA)
@@ -144,22 +164,24 @@ struct AttentionOptions {
 };
 struct AttentionSaved {
   at::Tensor q, k, v, out;                // inputs and output, [b,s,heads,d]
-  at::Tensor log_sum_exp;                 // [b,nh,s] fp32 (kFused)
+  at::Tensor log_sum_exp;                 // [b,nh,s] fp32 (kFused); as the kernel lays it out for libtorch's CUDA flash
   at::Tensor probabilities;               // [b,nh,s,s] (unfused forms)
-  at::Tensor mask;                        // bool [b,1,s,s], true = hidden; undefined = causal only
-  at::Tensor philox_seed, philox_offset;  // of the cuDNN kernel
+  at::Tensor philox_seed, philox_offset;  // of the cuDNN and flash kernels
+  AttentionSegments segments;
   AttentionOptions options;
 };
-/// out [b,s,nh,d] of causal attention; `mask` (true = hidden, includes causality) replaces the causal mask when
-/// defined. Inputs may be strided.
-[[nodiscard]] at::Tensor attention_forward(const Qkv& qkv, const at::Tensor& mask, const AttentionOptions& options,
-                                           AttentionSaved& saved, const Policy& policy);
-/// Gradients of q, k and v.
+/// out [b,s,nh,d] of causal attention, kept inside `segments` where they are defined. Inputs may be strided. 16-bit
+/// CUDA tensors with segments and without dropout go to cuDNN's kernels for sequences of different lengths (never with
+/// `policy.deterministic`), else to libtorch's flash kernel; nothing of size s*s is made but by the unfused forms.
+[[nodiscard]] at::Tensor attention_forward(const Qkv& qkv, const AttentionSegments& segments,
+                                           const AttentionOptions& options, AttentionSaved& saved,
+                                           const Policy& policy);
+/// Gradients of q, k and v; `policy` as in forward.
 [[nodiscard]] Qkv attention_backward(const at::Tensor& dout, const AttentionSaved& saved, const Policy& policy);
 /// Name of the implementation that attention_forward picks for these inputs, for logs: "cudnn", "composite (fused
 /// form)", ...
-[[nodiscard]] std::string attention_implementation(const Qkv& qkv, const at::Tensor& mask,
-                                                   const AttentionOptions& options);
+[[nodiscard]] std::string attention_implementation(const Qkv& qkv, const AttentionSegments& segments,
+                                                   const AttentionOptions& options, const Policy& policy = {});
 
 // ---- activations (activation.cpp)
 // -------------------------------------------------------------------------------------------------

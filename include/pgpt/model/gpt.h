@@ -15,12 +15,13 @@ namespace pgpt::model {
 
 /// One micro-batch on the model's device; [b,s] tensors are batch-major.
 struct Batch {
-  at::Tensor tokens;          // [b,s] int64
-  at::Tensor labels;          // [T] int64
-  at::Tensor position_ids;    // [b,s] int64
-  at::Tensor loss_mask;       // [T] fp32
-  at::Tensor gradient_scale;  // [T] fp32: d(objective)/d(token loss), mask and every divisor included
-  at::Tensor attention_mask;  // [b,1,s,s] bool, true = hidden; undefined = causal
+  at::Tensor tokens;                    // [b,s] int64
+  at::Tensor labels;                    // [T] int64
+  at::Tensor position_ids;              // [b,s] int64
+  at::Tensor loss_mask;                 // [T] fp32
+  at::Tensor gradient_scale;            // [T] fp32: d(objective)/d(token loss), mask and every divisor included
+  kernels::AttentionSegments segments;  // undefined = causal over each sample
+  at::Tensor rope_positions;            // [b,s] int32, where rotary positions restart; undefined = index in the sample
 };
 
 /// What one forward pass yields.

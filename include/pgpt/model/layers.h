@@ -72,6 +72,13 @@ struct SelectiveRecompute {
   bool mlp = false;
 };
 
+/// How the tokens of a micro-batch lie, for the layers that mix them.
+struct SequenceLayout {
+  std::int64_t batch = 0;               ///< samples
+  kernels::AttentionSegments segments;  ///< undefined: each sample is one
+  at::Tensor rope_positions;            ///< [b,s] int32; undefined: index inside the sample
+};
+
 /// Self-attention: packed QKV projection, optional per-head norms, rotary positions, causal attention, output
 /// projection.
 class SelfAttention {
@@ -90,20 +97,21 @@ class SelfAttention {
   std::string name;
 
   /// delta [T,h] before the output bias.
-  [[nodiscard]] at::Tensor forward(const StepContext& context, const at::Tensor& x, std::int64_t batch,
-                                   const at::Tensor& mask, gtp::Pass pass, bool recompute_core, Saved& saved) const;
+  [[nodiscard]] at::Tensor forward(const StepContext& context, const at::Tensor& x, const SequenceLayout& layout,
+                                   gtp::Pass pass, bool recompute_core, Saved& saved) const;
   /// Gradient of the input; `ddelta` [T,h], `x` the input.
   [[nodiscard]] at::Tensor backward(const StepContext& context, const at::Tensor& ddelta, const at::Tensor& x,
-                                    std::int64_t batch, bool recompute_core, Saved& saved) const;
+                                    const SequenceLayout& layout, bool recompute_core, Saved& saved) const;
 
  private:
-  [[nodiscard]] kernels::Qkv split(const StepContext& context, const at::Tensor& packed, std::int64_t batch,
+  [[nodiscard]] kernels::Qkv split(const StepContext& context, const at::Tensor& packed, const SequenceLayout& layout,
                                    Saved& saved) const;
 };
 
-/// Which attention implementation these layers run for causal micro-batches in training, for the start-up lines.
+/// Which attention implementation these layers run in training, for the start-up lines; `segmented`: for micro-batches
+/// of several documents that are kept apart.
 [[nodiscard]] std::string attention_implementation(const config::ModelConfig& config, at::ScalarType dtype,
-                                                   at::Device device);
+                                                   at::Device device, bool segmented, const kernels::Policy& policy);
 
 /// Feed-forward block: fc1, activation (gated or not), fc2.
 class Mlp {
@@ -132,7 +140,7 @@ class TransformerLayer {
     SelfAttention::Saved attention;
     Mlp::Saved mlp;
     kernels::DropoutState attention_dropout, mlp_dropout;  // of the two residual additions
-    std::int64_t batch = 0;
+    SequenceLayout layout;
   };
   Norm input_norm, pre_mlp_norm;
   SelfAttention attention;
@@ -142,8 +150,8 @@ class TransformerLayer {
 
   /// Advances the stream by one layer; the last addition is left to whoever reads the stream next. Without
   /// `needs_output` (the last layer that is recomputed at once) fc2 does not run and the stream must not be read.
-  void forward(const StepContext& context, ResidualStream& stream, std::int64_t batch, const at::Tensor& mask,
-               gtp::Pass pass, bool needs_output, Saved& saved) const;
+  void forward(const StepContext& context, ResidualStream& stream, const SequenceLayout& layout, gtp::Pass pass,
+               bool needs_output, Saved& saved) const;
   /// Takes the gradient of the stream's sum after the layer and returns it before the layer, with column sums when
   /// `with_column_sums`.
   [[nodiscard]] StreamGradient backward(const StepContext& context, const StreamGradient& gradient,

@@ -1,0 +1,306 @@
+// Fused attention of cuDNN over segments of different lengths, through NVIDIA's header-only graph interface; the only
+// file that includes it. Built without those headers, it takes nothing.
+
+#include "attention_forms.h"
+
+#ifdef PGPT_WITH_CUDNN_FRONTEND
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cudnn/Handle.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cudnn_frontend.h>
+
+#include <limits>
+#include <map>
+#include <unordered_map>
+
+namespace pgpt::kernels::detail {
+namespace {
+
+namespace fe = cudnn_frontend;
+using TensorPointer = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+// Everything that a plan depends on; strides are in elements.
+struct Shape {
+  std::int64_t device, dtype, segments, tokens, longest, nh, ng, d;
+  std::int64_t q_row, q_head, k_row, k_head, v_row, v_head;
+  auto operator<=>(const Shape&) const = default;
+
+  Shape(const Qkv& qkv, const AttentionSegments& cut)
+      : device(qkv.q.get_device()),
+        dtype(static_cast<std::int64_t>(qkv.q.scalar_type())),
+        segments(cut.lengths.numel()),
+        tokens(qkv.q.size(0) * qkv.q.size(1)),
+        longest(qkv.q.size(1)),
+        nh(qkv.q.size(2)),
+        ng(qkv.k.size(2)),
+        d(qkv.q.size(3)),
+        q_row(qkv.q.stride(1)),
+        q_head(qkv.q.stride(2)),
+        k_row(qkv.k.stride(1)),
+        k_head(qkv.k.stride(2)),
+        v_row(qkv.v.stride(1)),
+        v_head(qkv.v.stride(2)) {}
+};
+
+// Names of the graphs' tensors. The offsets are where each segment begins, in elements from the tensor's own first; q,
+// k and v keep their strides, whatever the kernel writes is contiguous.
+enum Uid : std::int64_t {
+  kQ = 1,
+  kK,
+  kV,
+  kOut,
+  kStatistics,
+  kGradOut,
+  kGradQ,
+  kGradK,
+  kGradV,
+  kScale,
+  kQueryLengths,
+  kKeyLengths,
+  kOffsetsQ,
+  kOffsetsK,
+  kOffsetsV,
+  kOffsetsHeads,   // of out and the gradients of out and q
+  kOffsetsGroups,  // of the gradients of k and v
+  kOffsetsStatistics,
+};
+constexpr std::int64_t kNumOffsets = kOffsetsStatistics - kOffsetsQ + 1;
+
+class Builder {
+ public:
+  explicit Builder(const Shape& shape) : shape_(shape), graph_(std::make_shared<fe::graph::Graph>()) {
+    const bool half = static_cast<at::ScalarType>(shape.dtype) == at::kHalf;
+    graph_->set_io_data_type(half ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+  }
+
+  // One value a segment, or one more.
+  TensorPointer integers(Uid uid, std::int64_t count) {
+    return graph_->tensor(fe::graph::Tensor_attributes()
+                              .set_uid(uid)
+                              .set_dim({count, 1, 1, 1})
+                              .set_stride({1, 1, 1, 1})
+                              .set_data_type(fe::DataType_t::INT32));
+  }
+  TensorPointer offsets(Uid uid) {
+    TensorPointer& tensor = offsets_[uid];
+    if (!tensor) tensor = integers(uid, shape_.segments + 1);
+    return tensor;
+  }
+  TensorPointer scale() {
+    return graph_->tensor(fe::graph::Tensor_attributes()
+                              .set_uid(kScale)
+                              .set_dim({1, 1, 1, 1})
+                              .set_stride({1, 1, 1, 1})
+                              .set_is_pass_by_value(true)
+                              .set_data_type(fe::DataType_t::FLOAT));
+  }
+  // Gives a tensor its place: tokens of one segment lie `row` apart, heads `head`.
+  void place(fe::graph::Tensor_attributes& tensor, Uid uid, std::int64_t heads, std::int64_t width, std::int64_t row,
+             std::int64_t head, Uid offsets_uid) {
+    tensor.set_uid(uid)
+        .set_dim({shape_.segments, heads, shape_.longest, width})
+        .set_stride({shape_.longest * row, head, row, 1})
+        .set_ragged_offset(offsets(offsets_uid));
+  }
+  TensorPointer input(Uid uid, std::int64_t heads, std::int64_t row, std::int64_t head, Uid offsets_uid) {
+    fe::graph::Tensor_attributes tensor;
+    place(tensor, uid, heads, shape_.d, row, head, offsets_uid);
+    return graph_->tensor(tensor);
+  }
+  TensorPointer q() { return input(kQ, shape_.nh, shape_.q_row, shape_.q_head, kOffsetsQ); }
+  TensorPointer k() { return input(kK, shape_.ng, shape_.k_row, shape_.k_head, kOffsetsK); }
+  TensorPointer v() { return input(kV, shape_.ng, shape_.v_row, shape_.v_head, kOffsetsV); }
+  TensorPointer like_out(Uid uid) { return input(uid, shape_.nh, shape_.nh * shape_.d, shape_.d, kOffsetsHeads); }
+  void output(const TensorPointer& tensor, Uid uid, std::int64_t heads, Uid offsets_uid) {
+    place(*tensor, uid, heads, shape_.d, heads * shape_.d, shape_.d, offsets_uid);
+    tensor->set_output(true);
+  }
+  // Row statistics, fp32 [tokens,nh].
+  void place_statistics(fe::graph::Tensor_attributes& tensor) {
+    place(tensor, kStatistics, shape_.nh, 1, shape_.nh, 1, kOffsetsStatistics);
+    tensor.set_data_type(fe::DataType_t::FLOAT);
+  }
+
+  // What both directions ask for: causal, and inside each segment's length only.
+  template <class Attributes>
+  void mask(Attributes& attributes) {
+    attributes.set_attn_scale(scale())
+        .set_padding_mask(true)
+        .set_seq_len_q(integers(kQueryLengths, shape_.segments))
+        .set_seq_len_kv(integers(kKeyLengths, shape_.segments))
+        .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+        .set_diagonal_band_right_bound(0);
+  }
+
+  [[nodiscard]] fe::graph::Graph& graph() { return *graph_; }
+
+  // The graph with its kernel chosen, or null where cuDNN has none.
+  std::shared_ptr<fe::graph::Graph> finish(cudnnHandle_t handle) {
+    const bool good = graph_->validate().is_good() && graph_->build_operation_graph(handle).is_good() &&
+                      graph_->create_execution_plans({fe::HeurMode_t::A}).is_good() &&
+                      graph_->check_support().is_good() && graph_->build_plans().is_good();
+    return good ? graph_ : nullptr;
+  }
+
+ private:
+  Shape shape_;
+  std::shared_ptr<fe::graph::Graph> graph_;
+  std::map<Uid, TensorPointer> offsets_;
+};
+
+std::shared_ptr<fe::graph::Graph> build_forward(const Shape& shape, cudnnHandle_t handle) {
+  Builder builder(shape);
+  fe::graph::SDPA_attributes attributes;
+  attributes.set_name("attention").set_generate_stats(true);
+  builder.mask(attributes);
+  auto [out, statistics] = builder.graph().sdpa(builder.q(), builder.k(), builder.v(), attributes);
+  builder.output(out, kOut, shape.nh, kOffsetsHeads);
+  builder.place_statistics(*statistics);
+  statistics->set_output(true);
+  return builder.finish(handle);
+}
+
+std::shared_ptr<fe::graph::Graph> build_backward(const Shape& shape, cudnnHandle_t handle) {
+  Builder builder(shape);
+  fe::graph::SDPA_backward_attributes attributes;
+  // Without the totals the workspace would hold every segment at the longest length.
+  attributes.set_name("attention_backward").set_max_total_seq_len_q(shape.tokens);
+  attributes.set_max_total_seq_len_kv(shape.tokens);
+  builder.mask(attributes);
+  fe::graph::Tensor_attributes statistics;
+  builder.place_statistics(statistics);
+  auto [dq, dk, dv] =
+      builder.graph().sdpa_backward(builder.q(), builder.k(), builder.v(), builder.like_out(kOut),
+                                    builder.like_out(kGradOut), builder.graph().tensor(statistics), attributes);
+  builder.output(dq, kGradQ, shape.nh, kOffsetsHeads);
+  builder.output(dk, kGradK, shape.ng, kOffsetsGroups);
+  builder.output(dv, kGradV, shape.ng, kOffsetsGroups);
+  return builder.finish(handle);
+}
+
+// Both directions of one shape; null where cuDNN has no kernel for one of them.
+struct Plans {
+  std::shared_ptr<fe::graph::Graph> forward, backward;
+  at::Tensor rows;  // int32 [kNumOffsets,1] on the device: elements from token to token, in the order of the offsets
+
+  explicit Plans(const Shape& shape) {
+    cudnnHandle_t const handle = at::native::getCudnnHandle();
+    forward = build_forward(shape, handle);
+    if (forward) backward = build_backward(shape, handle);
+    if (!backward) return;
+    const std::vector<std::int64_t> values{shape.q_row,        shape.k_row,        shape.v_row,
+                                           shape.nh * shape.d, shape.ng * shape.d, shape.nh};
+    rows = at::tensor(values, at::kInt)
+               .view({kNumOffsets, 1})
+               .to(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(shape.device)));
+  }
+};
+
+const Plans& plans_for(const Shape& shape) {
+  // cuDNN handles belong to threads, and so do the plans. Never destroyed: at exit the driver may be gone before them.
+  static thread_local auto* const known = new std::map<Shape, Plans>();
+  const auto found = known->find(shape);
+  return found != known->end() ? found->second : known->try_emplace(shape, shape).first->second;
+}
+
+using Arguments = std::unordered_map<std::int64_t, void*>;
+
+void* address(const at::Tensor& t) { return const_cast<void*>(t.const_data_ptr()); }
+
+void execute(const fe::graph::Graph& graph, const Plans& plans, const AttentionSegments& segments, double scale,
+             Arguments& arguments) {
+  float fp32_scale = static_cast<float>(scale);
+  const at::Tensor offsets = at::mul(plans.rows, segments.cu_seqlens.unsqueeze(0));
+  for (std::int64_t i = 0; i < kNumOffsets; ++i) arguments[kOffsetsQ + i] = address(offsets.select(0, i));
+  arguments[kQueryLengths] = arguments[kKeyLengths] = address(segments.lengths);
+  arguments[kScale] = &fp32_scale;
+  const at::Tensor workspace = at::empty({graph.get_workspace_size()}, offsets.options().dtype(at::kByte));
+  fe::error_t error = graph.execute(at::native::getCudnnHandle(), arguments, address(workspace));
+  PGPT_CHECK(DeviceError, error.is_good(), "cuDNN's attention over segments failed: ", error.get_message(),
+             "; --attention-backend unfused does without it");
+}
+
+// Heads that the kernels read in place: rows at one distance over the samples, everything at 16-byte boundaries.
+bool regular(const at::Tensor& x) {
+  return x.stride(3) == 1 && x.stride(0) == x.size(1) * x.stride(1) && x.stride(1) % 8 == 0 && x.stride(2) % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+}  // namespace
+
+bool cudnn_segments_takes(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options) {
+  // Older GPUs and cuDNN versions lack kernels that need no padding.
+  constexpr std::size_t kOldestCudnn = 90600;
+  if (!qkv.q.is_cuda() || !fused_gpu_takes(qkv, options, largest_cudnn_head_dim(qkv.q)) || qkv.q.size(3) % 16 != 0)
+    return false;
+  if (at::cuda::getDeviceProperties(qkv.q.get_device())->major < 9 || cudnnGetVersion() < kOldestCudnn) return false;
+  if (!regular(qkv.q) || !regular(qkv.k) || !regular(qkv.v)) return false;
+  const Shape shape(qkv, segments);
+  // Offsets are 32-bit numbers.
+  const std::int64_t widest = std::max({shape.q_row, shape.k_row, shape.v_row, shape.nh * shape.d});
+  if (shape.tokens * widest > std::numeric_limits<std::int32_t>::max()) return false;
+  const c10::cuda::CUDAGuard guard(qkv.q.device());
+  return plans_for(shape).backward != nullptr;
+}
+
+at::Tensor cudnn_segments_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
+                                  AttentionSaved& saved) {
+  const c10::cuda::CUDAGuard guard(qkv.q.device());
+  const Plans& plans = plans_for(Shape(qkv, segments));
+  const std::int64_t b = qkv.q.size(0), s = qkv.q.size(1), nh = qkv.q.size(2);
+  saved.out = at::empty({b, s, nh, qkv.q.size(3)}, qkv.q.options());
+  saved.log_sum_exp = at::empty({b, s, nh}, qkv.q.options().dtype(at::kFloat)).transpose(1, 2);
+  Arguments arguments{{kQ, address(qkv.q)},
+                      {kK, address(qkv.k)},
+                      {kV, address(qkv.v)},
+                      {kOut, address(saved.out)},
+                      {kStatistics, address(saved.log_sum_exp)}};
+  execute(*plans.forward, plans, segments, options.scale, arguments);
+  return saved.out;
+}
+
+Qkv cudnn_segments_backward(const at::Tensor& dout, const AttentionSaved& saved) {
+  const c10::cuda::CUDAGuard guard(saved.q.device());
+  const Plans& plans = plans_for(Shape({saved.q, saved.k, saved.v}, saved.segments));
+  const at::Tensor dy = dout.contiguous();
+  const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
+  Qkv gradient{like(saved.q), like(saved.k), like(saved.v)};
+  Arguments arguments{{kQ, address(saved.q)},
+                      {kK, address(saved.k)},
+                      {kV, address(saved.v)},
+                      {kOut, address(saved.out)},
+                      {kStatistics, address(saved.log_sum_exp)},
+                      {kGradOut, address(dy)},
+                      {kGradQ, address(gradient.q)},
+                      {kGradK, address(gradient.k)},
+                      {kGradV, address(gradient.v)}};
+  execute(*plans.backward, plans, saved.segments, saved.options.scale, arguments);
+  return gradient;
+}
+
+}  // namespace pgpt::kernels::detail
+
+#else
+
+namespace pgpt::kernels::detail {
+
+bool cudnn_segments_takes(const Qkv& /*qkv*/, const AttentionSegments& /*segments*/,
+                          const AttentionOptions& /*options*/) {
+  return false;
+}
+at::Tensor cudnn_segments_forward(const Qkv& /*qkv*/, const AttentionSegments& /*segments*/,
+                                  const AttentionOptions& /*options*/, AttentionSaved& /*saved*/) {
+  PGPT_ASSERT(false, "built without cuDNN's graph interface");
+  return {};
+}
+Qkv cudnn_segments_backward(const at::Tensor& /*dout*/, const AttentionSaved& /*saved*/) {
+  PGPT_ASSERT(false, "built without cuDNN's graph interface");
+  return {};
+}
+
+}  // namespace pgpt::kernels::detail
+
+#endif
