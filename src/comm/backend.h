@@ -73,9 +73,10 @@ std::unique_ptr<Communicator> make_single_communicator(GroupPtr record);
 /// Only in builds with CUDA; else throws ConfigError.
 BackendGroupPtr open_nccl_group(const GroupSetup& setup);
 std::unique_ptr<Communicator> make_nccl_communicator(BackendGroupPtr group, bool high_priority);
-/// An NCCL group whose shared tensors move by copy engine. Collective; every member throws ConfigError when that cannot
-/// work. `setup` is what `group` was opened with.
-std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& setup, BackendGroupPtr group);
+/// An NCCL group whose shared tensors move by copy engine. Collective; where that cannot work every member throws
+/// ConfigError, or with `or_nccl` gets a plain NCCL communicator. `setup` is what `group` was opened with.
+std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& setup, BackendGroupPtr group,
+                                                            bool or_nccl);
 /// Keeps torch's own NCCL watchdog, monitor and dumps out of the way: ours owns every deadline.
 void silence_torch_nccl_watchdog();
 /// Number of CUDA devices that this process sees; 0 in a build without CUDA.

@@ -14,6 +14,7 @@
 #include "copy_engine_launch.h"
 #include "device_stream.h"
 #include "peer_memory.h"
+#include "pgpt/base/log.h"
 
 namespace pgpt::comm {
 namespace {
@@ -79,12 +80,12 @@ class LocalCopy {
 /// What is not in shared memory, or no gather or scatter, goes through NCCL.
 class CopyEngineCommunicator final : public Communicator {
  public:
-  CopyEngineCommunicator(const GroupSetup& setup, const BackendGroupPtr& group)
+  CopyEngineCommunicator(const GroupSetup& setup, const BackendGroupPtr& group, std::shared_ptr<PeerMemory> memory)
       : group_(group),
         nccl_(make_nccl_communicator(group, setup.high_priority)),
         stream_(group, setup.high_priority),
         own_stream_(c10::cuda::getStreamFromPool(setup.high_priority)),
-        memory_(std::make_shared<PeerMemory>(setup)),
+        memory_(std::move(memory)),
         copy_local_(stream_.get()) {
     group->resource = memory_;
   }
@@ -149,6 +150,7 @@ class CopyEngineCommunicator final : public Communicator {
   Pending send(at::Tensor tensor, int peer) override { return nccl_->send(std::move(tensor), peer); }
   Pending receive(at::Tensor tensor, int peer) override { return nccl_->receive(std::move(tensor), peer); }
   void share(const std::vector<at::Tensor>& tensors) override { memory_->share(tensors); }
+  [[nodiscard]] bool copies_shared() const override { return true; }
   void barrier() override { nccl_->barrier(); }
 
  private:
@@ -253,8 +255,19 @@ class CopyEngineCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& setup, BackendGroupPtr group) {
-  return std::make_unique<CopyEngineCommunicator>(setup, group);
+std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& setup, BackendGroupPtr group,
+                                                            bool or_nccl) {
+  std::shared_ptr<PeerMemory> memory;
+  try {
+    memory = std::make_shared<PeerMemory>(setup);
+  } catch (const ConfigError& error) {
+    // All members are here: they agreed about it.
+    if (!or_nccl) throw;
+    if (setup.record->ranks.front() == 0 && setup.record->rank == 0)
+      log::line(concat("> NCCL moves it: ", error.what()));
+    return make_nccl_communicator(std::move(group), setup.high_priority);
+  }
+  return std::make_unique<CopyEngineCommunicator>(setup, group, std::move(memory));
 }
 
 }  // namespace pgpt::comm
@@ -263,7 +276,8 @@ std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& se
 
 namespace pgpt::comm {
 
-std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& /*setup*/, BackendGroupPtr /*group*/) {
+std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& /*setup*/, BackendGroupPtr /*group*/,
+                                                            bool /*or_nccl*/) {
   throw ConfigError("--gtp-transport copy-engine: this build has no CUDA (PGPT_CUDA=OFF); use --gtp-transport nccl");
 }
 

@@ -144,6 +144,19 @@ PeerMemory::PeerMemory(const GroupSetup& setup)
   }
   agree(problem);
   check_copies();
+  check_sharing();
+}
+
+/// Allocations of libtorch can be mapped by other processes, which depends on its settings.
+void PeerMemory::check_sharing() {
+  std::string problem;
+  try {
+    const at::Tensor trial = at::empty({1}, at::TensorOptions().device(at::kCUDA).dtype(at::kByte));
+    (void)export_memory(trial.data_ptr(), trial.nbytes());
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  agree(problem);
 }
 
 /// Every rank's text, by rank. Blocking; the watchdog ends the process when a peer stays away.
@@ -198,7 +211,7 @@ std::string PeerMemory::check_neighbours(const std::vector<std::string>& nodes,
   return "";
 }
 
-/// Each rank writes a word of its own to every peer and looks at what has arrived.
+/// Each rank writes a word of its own to every peer and looks at what has arrived; a stream waits for what is there.
 void PeerMemory::check_copies() {
   const int size = static_cast<int>(record_->ranks.size());
   const auto number = [](int r) { return static_cast<std::uint32_t>(r) + 1; };
@@ -224,6 +237,10 @@ void PeerMemory::check_copies() {
       if (arrived[static_cast<std::size_t>(r)] == number(r)) continue;
       problem = concat("a trial copy from rank ", record_->ranks[static_cast<std::size_t>(r)], " did not arrive");
     }
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
+    PGPT_DRIVER_CHECK(Driver::get().wait_value(stream, reinterpret_cast<CUdeviceptr>(word(kTrialRow, record_->rank)),
+                                               number(record_->rank), CU_STREAM_WAIT_VALUE_GEQ));
+    PGPT_CUDA_CHECK(cudaStreamSynchronize(stream));
   } catch (const std::exception& error) {
     problem = error.what();
   }

@@ -68,6 +68,7 @@ class PeerMemory final : public GroupResource {
   [[nodiscard]] std::string check_neighbours(const std::vector<std::string>& nodes,
                                              const std::vector<std::string>& gpus) const;
   void check_copies();
+  void check_sharing();
   [[nodiscard]] std::uint32_t* word(std::size_t row, int rank) const;
   [[nodiscard]] std::uint32_t* peer_word(int peer, std::size_t row, int rank) const;
 

@@ -121,7 +121,7 @@ GroupPtr make_record(int id, const std::string& name, const std::vector<int>& ra
 }
 
 void check_transport(const GroupOptions& options, BackendKind backend) {
-  PGPT_CHECK(ConfigError, options.transport == Transport::kCollective || backend == BackendKind::kNccl,
+  PGPT_CHECK(ConfigError, options.transport != Transport::kCopyEngine || backend == BackendKind::kNccl,
              "--gtp-transport copy-engine needs --distributed-backend nccl, found gloo; use --gtp-transport nccl");
 }
 
@@ -185,7 +185,9 @@ class ProcessWorld final : public World {
         kNever,          options.high_priority};
     if (options_.backend == BackendKind::kNccl) {
       groups_.push_back(open_nccl_group(setup));
-      if (options.transport == Transport::kCopyEngine) return make_copy_engine_communicator(setup, groups_.back());
+      if (options.transport != Transport::kCollective) {
+        return make_copy_engine_communicator(setup, groups_.back(), options.transport == Transport::kAutomatic);
+      }
       return make_nccl_communicator(groups_.back(), options.high_priority);
     }
     groups_.push_back(open_gloo_group(setup, *device_));

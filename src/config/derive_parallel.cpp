@@ -177,9 +177,12 @@ void derive_world(Derivation& d) {
   d.values.derive("expert_tensor_parallel_size", p.expert_tensor);
   p.average_in_collective = d.values.flag("ddp_average_in_collective");
   p.gtp_prefetch = d.values.flag("gtp_prefetch");
-  if (p.gtp == 1 && d.values.text("gtp_transport") != "nccl")
+  const std::string transport = d.values.text("gtp_transport");
+  if (p.gtp == 1 && transport == "copy-engine")
     d.notice("WARNING: --gtp-transport copy-engine has no effect without --tensor-parallel-num-weight-shards above 1");
-  p.gtp_transport = d.values.text("gtp_transport") == "nccl" ? GtpTransport::kNccl : GtpTransport::kCopyEngine;
+  p.gtp_transport = transport == "auto"   ? GtpTransport::kAutomatic
+                    : transport == "nccl" ? GtpTransport::kNccl
+                                          : GtpTransport::kCopyEngine;
   p.gtp_keep_gathered_layers = d.values.integer("gtp_keep_gathered_layers");
   if (p.gtp == 1 && p.gtp_keep_gathered_layers > 0) {
     d.notice("WARNING: --gtp-keep-gathered-layers has no effect without --tensor-parallel-num-weight-shards above 1");

@@ -284,7 +284,7 @@ double buffer_bytes(const Config& config, const StagePlace& place) {
     }
     largest_gradient[i % 2] = std::max(largest_gradient[i % 2], elements * uses[i].gradient);
   }
-  if (config.parallel.gtp_transport == GtpTransport::kCopyEngine) {
+  if (config.parallel.gtp_transport != GtpTransport::kNccl) {
     // The peers' parts of the largest gradient; and a page of flags for each communicator.
     const auto peers = static_cast<double>(config.parallel.gtp);
     bytes += (peers - 1) / peers * std::max(largest_gradient[0], largest_gradient[1]) +

@@ -147,9 +147,9 @@ Rows own_rows() {
               "Layers, from the last one, whose gathered weights stay until the optimizer step: backward and later "
               "micro-batches gather nothing again, for the memory of those weights.")
           .own(),
-      choice("--gtp-transport", "nccl", "nccl|copy-engine",
+      choice("--gtp-transport", "auto", "auto|nccl|copy-engine",
              "Who moves GTP's weights and gradients: NCCL's kernels, or copies between the GPUs of one node that leave "
-             "the multiprocessors to the computation.")
+             "the multiprocessors to the computation; auto: copies where they work.")
           .own(),
       choice("--weight-init", "megatron", "megatron|layout-invariant",
              "megatron: GTP shards draw their own values; layout-invariant: the same weights for every layout.")

@@ -32,7 +32,7 @@ void check_runnable(const Config& config) {
   PGPT_CHECK(ConfigError, !c.use_checkpoint_parallel_args, "--use-mp-args-from-checkpoint-args", kLater,
              "Give the parallel sizes; checkpoints load into any");
   PGPT_CHECK(
-      ConfigError, !config.training.cuda_graph || p.gtp == 1 || p.gtp_transport == GtpTransport::kNccl,
+      ConfigError, !config.training.cuda_graph || p.gtp == 1 || p.gtp_transport != GtpTransport::kCopyEngine,
       "--gtp-transport copy-engine cannot be part of a CUDA graph (--cuda-graph-impl); use --gtp-transport nccl");
   const TrainingConfig& t = config.training;
   PGPT_CHECK(ConfigError, t.logits_chunks == 1 || config.logging.evidence_dir.empty(), "--logits-chunks ",
@@ -72,6 +72,9 @@ void resolve_backend(Config& config, const MachineFacts& machine) {
     config.notices.push_back(concat("WARNING: ", machine.local_world_size, " local ranks share ", machine.visible_gpus,
                                     " GPU(s); collectives go through host memory, for functional tests only"));
   }
+  // Copies need GPUs of their own, and waits on memory are not captured into graphs.
+  const bool may_copy = p.backend == Backend::kNccl && !config.training.cuda_graph;
+  if (p.gtp_transport == GtpTransport::kAutomatic && !may_copy) p.gtp_transport = GtpTransport::kNccl;
   const std::string name = p.backend == Backend::kNccl ? "nccl" : "gloo";
   for (auto& [argument, value] : config.arguments) {
     if (argument == "distributed_backend") value = name;
@@ -80,7 +83,7 @@ void resolve_backend(Config& config, const MachineFacts& machine) {
 
 void check_devices(const Config& config, const MachineFacts& machine) {
   const ParallelConfig& p = config.parallel;
-  PGPT_CHECK(ConfigError, p.backend == Backend::kNccl || p.gtp == 1 || p.gtp_transport == GtpTransport::kNccl,
+  PGPT_CHECK(ConfigError, p.backend == Backend::kNccl || p.gtp == 1 || p.gtp_transport != GtpTransport::kCopyEngine,
              "--gtp-transport copy-engine needs --distributed-backend nccl and a GPU for each rank, but the backend is "
              "gloo; use --gtp-transport nccl");
   if (!config.training.cuda_graph) return;

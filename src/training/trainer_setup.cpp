@@ -33,8 +33,15 @@ mesh::Degrees degrees(const config::ParallelConfig& p) {
 }
 
 comm::Transport gtp_transport(const config::ParallelConfig& p) {
-  return p.gtp_transport == config::GtpTransport::kCopyEngine ? comm::Transport::kCopyEngine
-                                                              : comm::Transport::kCollective;
+  switch (p.gtp_transport) {
+    case config::GtpTransport::kAutomatic:
+      return comm::Transport::kAutomatic;
+    case config::GtpTransport::kCopyEngine:
+      return comm::Transport::kCopyEngine;
+    case config::GtpTransport::kNccl:
+      break;
+  }
+  return comm::Transport::kCollective;
 }
 
 parameter::RandomStreams make_streams(const config::Config& config, const mesh::Mesh& mesh, int rank) {
@@ -123,8 +130,7 @@ void Trainer::build_model() {
   chain_options.async_scatter = parallel.gtp_async_reduce_scatter;
   chain_options.kept_uses = model_->uses_of_last(parallel.gtp_keep_gathered_layers);
   // The copy engine's sum is in fp32 with one rounding anyway.
-  chain_options.fp32_accumulation =
-      parallel.gtp_fp32_accumulation && parallel.gtp_transport != config::GtpTransport::kCopyEngine;
+  chain_options.fp32_accumulation = parallel.gtp_fp32_accumulation && !groups_.gtp_scatter->copies_shared();
   chain_options.mean = !training.per_token_loss;
   groups_.gtp_gather->share({store_->weights()});
   chain_ = std::make_unique<gtp::WeightChain>(
@@ -203,7 +209,8 @@ void Trainer::print_model_summary() const {
   print_first(sharded == 0
                   ? std::string("> GTP parameters: none")
                   : concat("> GTP parameters: ", sharded, " sharded, ", chained, " classified into a chain of ",
-                           chain_->uses().size(), " uses, ", store_->parameters().size() - sharded, " replicated"));
+                           chain_->uses().size(), " uses, ", store_->parameters().size() - sharded, " replicated",
+                           groups_.gtp_gather->copies_shared() ? "; moved by copy engine" : ""));
   const bool fast = device_.is_cuda() && policy_.fast;
   print_first(concat("> kernels: ", fast ? "fast" : "libtorch", "; attention: ",
                      model::attention_implementation(config_.model, store_->options().weight_dtype, device_,

@@ -82,6 +82,8 @@ class Communicator {
   /// with the same part. Backends that read no peer's memory ignore it. Throws ConfigError on every rank when the
   /// memory of one cannot be shared.
   virtual void share(const std::vector<at::Tensor>& tensors);
+  /// True when collectives on shared tensors are copies out of the peers' memory.
+  [[nodiscard]] virtual bool copies_shared() const { return false; }
   /// Returns when every rank of the group has called it and the device has finished what was launched before.
   virtual void barrier() = 0;
 };

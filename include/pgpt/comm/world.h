@@ -12,8 +12,9 @@
 namespace pgpt::comm {
 
 enum class BackendKind { kNccl, kGloo };
-/// How a group moves shared tensors: through its backend's collectives, or by copies straight out of the peers' memory.
-enum class Transport { kCollective, kCopyEngine };
+/// How a group moves shared tensors: through its backend's collectives, by copies straight out of the peers' memory, or
+/// by copies where they can work and collectives elsewhere.
+enum class Transport { kCollective, kCopyEngine, kAutomatic };
 
 /// What one group is to be.
 struct GroupOptions {
@@ -61,7 +62,8 @@ class World {
   /// communicators are useless afterwards.
   ///
   /// Transport::kCopyEngine needs NCCL and all members on one node, each on a GPU of its own that can read the others'
-  /// memory: else every member throws ConfigError, which says what was found.
+  /// memory: else every member throws ConfigError, which says what was found. With Transport::kAutomatic rank 0 prints
+  /// that instead.
   virtual std::unique_ptr<Communicator> create_group(const std::string& name, const std::vector<int>& ranks,
                                                      const GroupOptions& options = {}) = 0;
   /// From now on collectives use this deadline (`--distributed-timeout-seconds-after-init`).

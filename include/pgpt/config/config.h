@@ -24,7 +24,7 @@ enum class WeightDecayStyle { kConstant, kLinear, kCosine };
 enum class DataloaderType { kSingle, kCyclic };
 enum class Backend { kNccl, kGloo };
 /// Who moves weights and gradients between GTP peers: NCCL's kernels, or the GPUs' copy engines.
-enum class GtpTransport { kNccl, kCopyEngine };
+enum class GtpTransport { kAutomatic, kNccl, kCopyEngine };
 /// Which initial weights GTP shards get: the reference's per-peer draws, or the same full weights for every layout.
 enum class WeightInit { kMegatron, kLayoutInvariant };
 /// What the loss of a log line means: mean since the last line, or the reference's window (its second line averages two
@@ -157,7 +157,7 @@ struct ParallelConfig {
   std::int64_t gtp_communicators = 2;    ///< 1: gathers and scatters take turns
   bool gtp_async_reduce_scatter = true;  ///< --no-gtp-async-reduce-scatter turns it off
   bool gtp_fp32_accumulation = false;    ///< --gtp-remat-reduce-scatter-with-fp32-accumulation
-  GtpTransport gtp_transport = GtpTransport::kNccl;
+  GtpTransport gtp_transport = GtpTransport::kAutomatic;
   Backend backend = Backend::kGloo;
   bool backend_given = false;  ///< false: choose NCCL where a GPU is visible
   double timeout_minutes = 10;
