@@ -56,10 +56,11 @@ TEST_CASE("the exit signal to one rank makes all save once and end with 0", "[cp
   for (const Case& c : cases) {
     INFO(c.name);
     const test::ScratchFolder folder;
+    const std::string flags = kLong + test::gtp(2);
     const std::string save = folder.path("s");
     test::Job job(2,
-                  program(kLong + test::gtp(2) + "--exit-signal-handler " + c.flags + "--save " + save +
-                          " --save-interval 100000000"),
+                  program(flags + "--exit-signal-handler " + c.flags + "--save " + save +
+                          " --save-interval 100000000 --log-interval 1"),
                   kCpu);
     REQUIRE(job.rank(1).wait_for_output("iteration        1/", 60s));
     job.rank(c.rank).signal(c.number);
@@ -71,10 +72,21 @@ TEST_CASE("the exit signal to one rank makes all save once and end with 0", "[cp
     const auto tracker = checkpoint::read_tracker(save);
     REQUIRE(tracker);
     checkpoint::Checkpoint(checkpoint::checkpoint_path(save, *tracker)).verify({});
+    // Rank 0 has saved the last iteration of rank 1, which prints them.
+    std::string last = std::to_string(tracker->iteration);
+    last.insert(0, 9 - std::min<std::size_t>(9, last.size()), ' ');
+    CHECK(contains(ended[1].output, "iteration" + last + "/"));
+    CHECK(count(ended[1].output, "] iteration ") == static_cast<std::size_t>(tracker->iteration));
     // Nobody has to know that the run was cut short.
-    CHECK(test::train(kLong + "--load " + save + " --exit-interval " + std::to_string(tracker->iteration + 1), 1)
-              .steps.front()
-              .iteration == tracker->iteration + 1);
+    const std::int64_t later = tracker->iteration + 2;
+    const std::string until = " --exit-interval " + std::to_string(later) + " --save ";
+    for (const std::string& rest : {until + folder.path("whole"), until + save + " --load " + save}) {
+      const auto ranks = test::run_ranks(2, program(flags + rest), kCpu, 60s);
+      INFO(test::describe(ranks));
+      for (const test::Ended& rank : ranks) REQUIRE(rank.exit_code == 0);
+    }
+    test::require_same_checkpoints(test::iteration_path(save, later),
+                                   test::iteration_path(folder.path("whole"), later));
   }
 }
 

@@ -270,14 +270,12 @@ void Checkpointer::start_writer() {
   });
 }
 
-void Checkpointer::poll() {
-  // Saves start on all ranks together, so all of them ask, or none.
-  if (!pending_) return;
-  if (agree_max(all_, device_, {pending_->done ? 0 : 1})[0] == 0) complete();
+void Checkpointer::publish_written() {
+  if (pending_) complete();
 }
 
 void Checkpointer::finish() {
-  if (pending_) complete();
+  publish_written();
   finish_removal();
 }
 

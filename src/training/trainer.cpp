@@ -12,6 +12,7 @@
 #include "pgpt/training/agreement.h"
 #include "pgpt/training/batch.h"
 #include "pgpt/training/device.h"
+#include "pgpt/training/exit_signals.h"
 
 namespace pgpt::training {
 
@@ -80,6 +81,11 @@ void Trainer::upload_counts(const data::PackedStatistics& local) {
   c[4] = static_cast<double>(local.squared_document_lengths);
   c[5] = static_cast<double>(local.segments);
   c[6] = static_cast<double>(local.squared_segment_lengths);
+  const config::TrainingConfig& training = config_.training;
+  c[kExit] = training.exit_signal_handler && ExitSignals::exit_requested() ? 1 : 0;
+  c[kSave] = training.exit_signal_handler && ExitSignals::save_requested() ? 1 : 0;
+  c[kLate] = out_of_time() ? 1 : 0;
+  c[kWritten] = checkpointer_->part_written() ? 1 : 0;
   totals_.copy_(counts, /*non_blocking=*/true);
 }
 
@@ -96,6 +102,11 @@ Trainer::StepLoss Trainer::read_totals(const double* totals) {
   result.statistics.squared_document_lengths = static_cast<std::int64_t>(totals[4]);
   result.statistics.segments = static_cast<std::int64_t>(totals[5]);
   result.statistics.squared_segment_lengths = static_cast<std::int64_t>(totals[6]);
+  // A signal reaches some ranks and not others, and clocks differ: every rank does what any of them must.
+  news_.exit |= totals[kExit] > 0;
+  news_.save |= totals[kSave] > 0;
+  news_.late |= totals[kLate] > 0;
+  news_.written |= totals[kWritten] == world_.size();
   // Losses are reported in fp32, as the reference does.
   result.loss =
       static_cast<float>(totals[0]) / static_cast<float>(std::max<std::int64_t>(result.statistics.valid_tokens, 1));

@@ -3,13 +3,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "pgpt/base/error.h"
 #include "pgpt/config/estimate.h"
 #include "pgpt/training/agreement.h"
 #include "pgpt/training/batch.h"
 #include "pgpt/training/device.h"
-#include "pgpt/training/exit_signals.h"
 #include "pgpt/training/startup_lines.h"
 #include "pgpt/training/trainer.h"
 
@@ -44,6 +44,7 @@ std::optional<Trainer::Evaluation> Trainer::evaluate(data::Split split, bool ann
     }
     if (split == data::Split::kValid) consumed_valid_samples_ += training.eval_global_batch_size;
     if (training.exit_duration_minutes > 0 && agree_max(*groups_.data, device_, {out_of_time() ? 1 : 0})[0] != 0) {
+      news_.late = true;
       print_first("Exiting during evaluation, timelimit reached");
       return std::nullopt;
     }
@@ -81,13 +82,15 @@ bool Trainer::evaluation_due() const {
 }
 
 bool Trainer::out_of_time() const {
-  return (now_seconds() - started_) / 60.0 > static_cast<double>(config_.training.exit_duration_minutes);
+  const std::int64_t minutes = config_.training.exit_duration_minutes;
+  return minutes > 0 && (now_seconds() - started_) / 60.0 > static_cast<double>(minutes);
 }
 
 void Trainer::save_checkpoint(Checkpointer::Kind kind) {
   if (!checkpointer_->enabled(kind)) return;
   finish_steps(0);
   const double started = now_seconds();
+  publish_written();
   // The reference reports memory around the first saves of a process.
   const bool report = saves_++ < 3;
   if (report) print_memory_line(concat("before save_checkpoint for iteration ", iteration_));
@@ -98,6 +101,10 @@ void Trainer::save_checkpoint(Checkpointer::Kind kind) {
   if (report) print_memory_line(concat("after save_checkpoint for iteration ", iteration_));
   print_timers({"save-checkpoint"}, 1.0);
   interval_start_ += now_seconds() - started;
+}
+
+void Trainer::publish_written() {
+  if (std::exchange(news_.written, false)) checkpointer_->publish_written();
 }
 
 bool Trainer::save_due() const {
@@ -135,38 +142,25 @@ bool Trainer::save_or_leave() {
   using Kind = Checkpointer::Kind;
   const config::TrainingConfig& training = config_.training;
   const config::CheckpointConfig& checkpoints = config_.checkpoint;
-  bool signalled = false;
-  bool asked_to_save = false;
-  bool late = false;
-  if (training.exit_signal_handler || training.exit_duration_minutes > 0) {
-    // A signal reaches some ranks and not others, and clocks differ: every rank does what any of them must.
-    const std::vector<std::int64_t> any =
-        agree_max(*groups_.data, device_,
-                  {training.exit_signal_handler && ExitSignals::exit_requested() ? 1 : 0,
-                   training.exit_signal_handler && ExitSignals::save_requested() ? 1 : 0,
-                   training.exit_duration_minutes > 0 && out_of_time() ? 1 : 0});
-    signalled = any[0] != 0;
-    asked_to_save = any[1] != 0;
-    late = any[2] != 0;
-  }
-  if (signalled) {
-    finish_steps(0);
+  if (news_.exit || news_.save || news_.late) finish_steps(0);  // the step behind may bring more news
+  if (news_.exit) {
     save_checkpoint(Kind::kPersistent);
     print_first(datetime_line(exit_signal_label(training.exit_signal), timestamp()));
     return true;
   }
-  const bool due = ends_interval(checkpoints.save_interval);
-  if (checkpointer_->enabled(Kind::kPersistent) && (due || asked_to_save)) {
+  const bool asked = std::exchange(news_.save, false);
+  const bool due = asked || ends_interval(checkpoints.save_interval);
+  if (checkpointer_->enabled(Kind::kPersistent) && due) {
     save_checkpoint(Kind::kPersistent);
   } else if (ends_interval(checkpoints.non_persistent_interval)) {
     save_checkpoint(Kind::kNonPersistent);
   }
   const bool at_interval = ends_interval(training.exit_interval);
-  if (!late && !at_interval) return false;
-  finish_steps(0);
+  if (!news_.late && !at_interval) return false;
   if (saved_at_ != iteration_) save_checkpoint(Kind::kPersistent);
   print_first(datetime_line(
-      late ? exit_duration_label((now_seconds() - started_) / 60.0) : exit_iteration_label(iteration_), timestamp()));
+      news_.late ? exit_duration_label((now_seconds() - started_) / 60.0) : exit_iteration_label(iteration_),
+      timestamp()));
   return true;
 }
 
@@ -181,7 +175,7 @@ void Trainer::run() {
     memory_schedule_.emplace(iteration_, config_.logging.memory_interval);
     timer_names_ = Timers::training_names(config_.logging.timing_level);
     while (iteration_ < training.train_iters) {
-      checkpointer_->poll();
+      publish_written();
       const bool more_microbatches = batches_->update(consumed_samples_);
       if (more_microbatches && saved_at_ != iteration_) save_checkpoint(Checkpointer::Kind::kPersistent);
       world_.set_activity(concat("training step ", iteration_ + 1));

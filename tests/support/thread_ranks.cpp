@@ -39,7 +39,12 @@ config::Config parse(const std::string& flags, int ranks) {
 
 std::vector<RankResult> run_ranks(const config::Config& config, int ranks,
                                   const std::function<void(int rank, training::Trainer& trainer)>& body) {
-  std::vector<std::unique_ptr<comm::World>> worlds = comm::World::connect_threads(ranks);
+  return run_ranks(config, comm::World::connect_threads(ranks), body);
+}
+
+std::vector<RankResult> run_ranks(const config::Config& config, std::vector<std::unique_ptr<comm::World>> worlds,
+                                  const std::function<void(int rank, training::Trainer& trainer)>& body) {
+  const int ranks = static_cast<int>(worlds.size());
   std::vector<RankResult> results(static_cast<std::size_t>(ranks));
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;

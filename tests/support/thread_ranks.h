@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct RankResult {
 /// Runs `body(rank, trainer)` on `ranks` threads of this process, each with a Trainer over gloo; the first exception is
 /// rethrown.
 std::vector<RankResult> run_ranks(const config::Config& config, int ranks,
+                                  const std::function<void(int rank, training::Trainer& trainer)>& body);
+/// The same on worlds that the caller made, one a rank.
+std::vector<RankResult> run_ranks(const config::Config& config, std::vector<std::unique_ptr<comm::World>> worlds,
                                   const std::function<void(int rank, training::Trainer& trainer)>& body);
 
 /// Splits at blanks; double quotes keep words together.

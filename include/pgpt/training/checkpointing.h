@@ -40,9 +40,9 @@ struct TrainedState {
   model::DropoutCursor& dropout;
 };
 
-/// Saves and loads checkpoints of one run, on every rank (docs/checkpoints.md). All methods are collective over the
-/// world, and when one rank fails all throw the same AgreedError; the checkpoints that existed before stay what they
-/// were.
+/// Saves and loads checkpoints of one run, on every rank (docs/checkpoints.md). All methods that are not const are
+/// collective over the world, and when one rank fails all throw the same AgreedError; the checkpoints that existed
+/// before stay what they were.
 class Checkpointer {
  public:
   enum class Kind { kPersistent, kNonPersistent };
@@ -64,8 +64,10 @@ class Checkpointer {
   /// Saves. With --async-save it returns when the device has been copied to the host; the rest follows in the
   /// background.
   void save(const RunPosition& position, Kind kind);
-  /// Publishes a background save that every rank has finished; does nothing otherwise.
-  void poll();
+  /// Whether this rank's part of a background save is written, or failed to be.
+  [[nodiscard]] bool part_written() const { return pending_ && pending_->done; }
+  /// Publishes the background save whose part every rank has written; does nothing when there is none.
+  void publish_written();
   /// Waits for a background save and publishes it, and for the removal of older checkpoints.
   void finish();
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -52,6 +53,8 @@ class Trainer {
 
   /// Called when a step has finished, before its line is printed (tests).
   std::function<void(const StepReport&)> on_step;
+  /// Pretends that this rank started so much earlier (tests of --exit-duration-in-mins).
+  void add_run_time(std::chrono::duration<double> time) { started_ -= time.count(); }
 
   [[nodiscard]] parameter::ParameterStore& store() { return *store_; }
   [[nodiscard]] optim::Optimizer& optimizer() { return *optimizer_; }
@@ -75,11 +78,21 @@ class Trainer {
     double loss = 0;                    ///< mean over all tokens of the step, fp32
     data::PackedStatistics statistics;  ///< over all ranks
   };
-  /// Totals of losses and tokens, fp64 on the device: the sum of losses first.
-  static constexpr std::int64_t kNumTotals = 7;
+  /// Totals over the ranks, fp64 on the device: the sum of losses, six counts of tokens, and how many ranks have each
+  /// piece of news, so that it costs neither a collective nor a wait of its own.
+  static constexpr std::int64_t kExit = 7, kSave = 8, kLate = 9, kWritten = 10, kNumTotals = 11;
+  /// What some rank has told with totals that were read: all ranks know it at the same step and act alike.
+  struct News {
+    bool exit = false;     ///< the exit signal has come
+    bool save = false;     ///< SIGUSR1 has come
+    bool late = false;     ///< --exit-duration-in-mins is over
+    bool written = false;  ///< every rank has written its part of the background save
+  };
+  /// Queues this rank's counts and news for reduce_totals.
   void upload_counts(const data::PackedStatistics& local);
   void reduce_totals(const at::Tensor& loss_sum);
-  [[nodiscard]] static StepLoss read_totals(const double* totals);
+  /// The loss of reduced totals; adds their news to `news_`.
+  [[nodiscard]] StepLoss read_totals(const double* totals);
 
   /// A step whose device work is queued: what the host knows already, and the rest on its way.
   struct LaunchedStep {
@@ -115,6 +128,8 @@ class Trainer {
   void evaluate_and_report(data::Split split, bool final);
   [[nodiscard]] RunPosition position() const;
   void save_checkpoint(Checkpointer::Kind kind);
+  /// Publishes the background save when the news is that all have written it.
+  void publish_written();
   /// The decisions after a step: saves what is due; true when the run ends here.
   [[nodiscard]] bool save_or_leave();
   [[nodiscard]] bool out_of_time() const;
@@ -160,6 +175,7 @@ class Trainer {
   std::map<std::int64_t, model::DropoutCursor> drawn_;  // dropout calls of one captured step, by micro-batches
   std::deque<LaunchedStep> launched_;
   std::optional<HostCopy> last_results_;  // of the last finished step
+  News news_;
 
   double started_;  // seconds, for --exit-duration-in-mins
   std::int64_t iteration_ = 0;
