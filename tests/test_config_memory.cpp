@@ -128,7 +128,8 @@ TEST_CASE("logits in parts need less memory for themselves", "[cpu][config]") {
 
 TEST_CASE("GTP divides the state and adds gather buffers and gradients in flight", "[cpu][config]") {
   const RankEstimate one = rank_of(kSmall);
-  const RankEstimate two = rank_of(kSmall + "--tensor-parallel-num-weight-shards 2", 2);
+  const std::string nccl = "--tensor-parallel-num-weight-shards 2 --gtp-transport nccl ";
+  const RankEstimate two = rank_of(kSmall + nccl, 2);
   // 5 norm gains of 64 stay whole.
   CHECK(two.parameters == (one.parameters - 5 * 64) / 2 + 5 * 64);
   CHECK(two.state_bytes() == 18 * two.parameters);
@@ -137,9 +138,9 @@ TEST_CASE("GTP divides the state and adds gather buffers and gradients in flight
   // Whole gradients wait in two more: bf16 of embedding and output, fp32 of the layers.
   const double staging = (64 * 192 + 384 * 64) * 4;
   CHECK(two.buffer_bytes == one.buffer_bytes + (64 * 192 + 384 * 64) * 2 + staging);
-  const RankEstimate again = rank_of(kSmall +
-                                         "--tensor-parallel-num-weight-shards 2 --recompute-granularity full "
-                                         "--recompute-method uniform --recompute-num-layers 1",
+  const RankEstimate again = rank_of(kSmall + nccl +
+                                         "--recompute-granularity full --recompute-method uniform "
+                                         "--recompute-num-layers 1",
                                      2);
   CHECK(again.buffer_bytes == one.buffer_bytes + 2 * (64 * 192 + 384 * 64) * 2 + staging);
   // The half of the output matrix' bf16 gradient that comes back before it is added.
@@ -147,8 +148,29 @@ TEST_CASE("GTP divides the state and adds gather buffers and gradients in flight
   // fp32 parts go straight to the main gradient, when there is one micro-batch.
   const double block = moment_of(one, "backward of the last feed-forward block").work;
   CHECK(moment_of(two, "backward of the last feed-forward block").work == block);
-  const RankEstimate added = rank_of(kSmall + "--tensor-parallel-num-weight-shards 2 --global-batch-size 8", 2);
+  const RankEstimate added = rank_of(kSmall + nccl + "--global-batch-size 8", 2);
   CHECK(moment_of(added, "backward of the last feed-forward block").work == block + (64 * 192 + 384 * 64) * 4 * 0.5);
+}
+
+TEST_CASE("GTP by copies adds what arrives from the peers, and sums it without parts", "[cpu][config]") {
+  const std::string gtp = kSmall + "--tensor-parallel-num-weight-shards 4 --no-gradient-accumulation-fusion ";
+  const std::string nccl = "--gtp-transport nccl ", copies = "--gtp-transport copy-engine ";
+  const auto buffers = [&](const std::string& more) { return rank_of(gtp + more, 4).buffer_bytes; };
+  // Three peers' quarters of the largest bf16 gradient, fc1's; and a page of flags for each communicator.
+  constexpr double kPage = 2 * kMebibyte, kReceived = 384 * 64 * 2 * 0.75;
+  CHECK(buffers(copies) == buffers(nccl) + kReceived + 2 * kPage);
+  CHECK(buffers(copies + "--gtp-communicators 1") == buffers(nccl) + kReceived + kPage);
+  // The automatic choice is NCCL where copies cannot work.
+  CHECK(buffers("") == buffers(copies));
+  CHECK(buffers("--cuda-graph-impl full_iteration") == buffers(nccl));
+  CHECK(buffers("--distributed-backend gloo") == buffers(nccl));
+  const auto work = [&](const std::string& more) {
+    return moment_of(rank_of(gtp + more, 4), "backward of the last feed-forward block").work;
+  };
+  const std::string fp32 = "--gtp-remat-reduce-scatter-with-fp32-accumulation ";
+  constexpr double kWhole = (64 * 192 + 384 * 64) * 2;
+  CHECK(work(nccl + fp32) == work(nccl) + 0.75 * kWhole);
+  CHECK(work(fp32) == work(""));
 }
 
 TEST_CASE("kept gathered weights need their size, tied ones once", "[cpu][config]") {
@@ -161,6 +183,11 @@ TEST_CASE("kept gathered weights need their size, tied ones once", "[cpu][config
   // With all kept there are no shared buffers.
   constexpr double kShared = (64 * 192 + 384 * 64) * 2;
   CHECK(rank_of(gtp + "2", 2).buffer_bytes == none - kShared + 2 * kLayer + 2 * kTable);
+  std::string tied = gtp;
+  const std::string untie = "--untie-embeddings-and-output-weights ";
+  tied.erase(tied.find(untie), untie.size());
+  CHECK(rank_of(tied + "2", 2).buffer_bytes == rank_of(tied + "0", 2).buffer_bytes - kShared + 2 * kLayer + kTable);
+  CHECK(rank_of(tied + "1", 2).buffer_bytes == rank_of(tied + "0", 2).buffer_bytes + kLayer + kTable);
 }
 
 TEST_CASE("the memory table shows parts, sums and what was measured", "[cpu][config]") {

@@ -406,6 +406,25 @@ TEST_CASE("sequence parallelism is dropped without tensor parallelism, with a wa
   CHECK(config_of(kTiny + "--sequence-parallel --tensor-model-parallel-size 2", 2).parallel.sequence_parallel);
 }
 
+TEST_CASE("kept layers are among the model's, and what GTP alone needs warns without it", "[cpu][config]") {
+  const std::string gtp = kTiny + "--tensor-parallel-num-weight-shards 2 ";
+  const std::int64_t layers = config_of(kTiny).model.num_layers;
+  const std::string keep = "--gtp-keep-gathered-layers ";
+  CHECK(contains(error_of(gtp + keep + std::to_string(layers + 1), 2), "give 0 to " + std::to_string(layers)));
+  CHECK(contains(error_of(gtp + keep + "-1", 2), keep + "-1: give 0 to"));
+  CHECK(config_of(gtp + keep + std::to_string(layers), 2).parallel.gtp_keep_gathered_layers == layers);
+  CHECK(config_of(gtp + "--gtp-communicators 1", 2).parallel.gtp_communicators == 1);
+  for (const std::string& option : {keep + "1", std::string("--gtp-communicators 1")}) {
+    const auto warned = [&](const Config& c) {
+      return std::any_of(c.notices.begin(), c.notices.end(), [&](const std::string& notice) {
+        return contains(notice, option.substr(0, option.find(' '))) && contains(notice, "has no effect without");
+      });
+    };
+    CHECK(warned(config_of(kTiny + option)));
+    CHECK_FALSE(warned(config_of(gtp + option, 2)));
+  }
+}
+
 TEST_CASE("half precision turns on what belongs to it", "[cpu][config]") {
   const Config half = config_of(kTiny + "--fp16");
   CHECK(half.training.params_dtype == Dtype::kFloat16);

@@ -279,7 +279,6 @@ TEST_CASE("a micro-batch carries attention segments and packed statistics", "[cp
 
   const MicroBatch plain = batch_of(config);
   CHECK(plain.cu_seqlens.empty());
-  CHECK(plain.max_seqlen == 0);
   CHECK(plain.statistics.tokens == 8);
   CHECK(plain.statistics.valid_tokens == 8);
   CHECK(plain.statistics.documents == 2);
@@ -297,7 +296,6 @@ TEST_CASE("a micro-batch carries attention segments and packed statistics", "[cp
   CHECK(resets.statistics.segments == 2);
   CHECK(resets.statistics.squared_segment_lengths == plain.statistics.squared_document_lengths);
   CHECK(resets.cu_seqlens == std::vector<std::int32_t>{0, first_is_long ? 5 : 4, 8});
-  CHECK(resets.max_seqlen == (first_is_long ? 5 : 4));
   CHECK_FALSE(resets.restart_positions);  // only learned positions restart, and only with --reset-position-ids
   masked.data.create_attention_mask = false;
   Lines lines;
@@ -317,16 +315,13 @@ TEST_CASE("a micro-batch carries attention segments and packed statistics", "[cp
   CHECK(two.cu_seqlens.back() == 16);
   CHECK(std::count(two.cu_seqlens.begin(), two.cu_seqlens.end(), 8) == 1);
   std::int64_t squares = 0;
-  std::int32_t longest = 0;
   for (std::size_t k = 1; k < two.cu_seqlens.size(); ++k) {
     const std::int32_t length = two.cu_seqlens[k] - two.cu_seqlens[k - 1];
     CHECK(length > 0);
     squares += length * length;
-    longest = std::max(longest, length);
     for (std::int32_t i = 0; i < length; ++i)
       CHECK(two.position_ids[static_cast<std::size_t>(two.cu_seqlens[k - 1] + i)] == i);
   }
-  CHECK(two.max_seqlen == longest);
   CHECK(two.statistics.squared_segment_lengths == squares);
   CHECK(two.statistics.segments == static_cast<std::int64_t>(two.cu_seqlens.size()) - 1);
   CHECK(two.statistics.segments == two.statistics.documents);

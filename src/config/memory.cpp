@@ -109,6 +109,13 @@ LayerBytes layer_bytes(const Sizes& z, bool experts) {
           norm + (recomputes(z.c.training, "mlp") && !experts ? 0 : mlp_bytes(z, experts))};
 }
 
+/// Whether GTP's tensors move by copies between GPUs; the automatic choice is taken to find that they work.
+bool moves_by_copies(const Config& config) {
+  const ParallelConfig& p = config.parallel;
+  if (p.gtp_transport != GtpTransport::kAutomatic) return p.gtp_transport == GtpTransport::kCopyEngine;
+  return !config.training.cuda_graph && !(p.backend_given && p.backend == Backend::kGloo);
+}
+
 /// Bytes of an element of a weight gradient on its way to the main gradient.
 double gradient_element(const Config& config, bool transformer_engine_module) {
   const TrainingConfig& t = config.training;
@@ -131,7 +138,9 @@ double gradient_in_flight(const Sizes& z, const Matrix& m, bool transformer_engi
   const double type = gradient_element(z.c, transformer_engine_module);
   if (peers == 1) return type == 4 && main == 4 ? 0 : static_cast<double>(m.rows * m.columns) * type;
   const double shard = static_cast<double>(shard_rows(m.rows, z.c.parallel.gtp) * m.columns);
-  if (z.c.parallel.gtp_fp32_accumulation && peers > 2 && type < 4) return type * shard * peers;
+  // Copies are added up in fp32 without it.
+  const bool in_parts = z.c.parallel.gtp_fp32_accumulation && peers > 2 && type < 4 && !moves_by_copies(z.c);
+  if (in_parts) return type * shard * peers;
   return type == main && microbatches(z.c) == 1 ? 0 : type * shard;
 }
 
@@ -284,7 +293,7 @@ double buffer_bytes(const Config& config, const StagePlace& place) {
     }
     largest_gradient[i % 2] = std::max(largest_gradient[i % 2], elements * uses[i].gradient);
   }
-  if (config.parallel.gtp_transport != GtpTransport::kNccl) {
+  if (moves_by_copies(config)) {
     // The peers' parts of the largest gradient; and a page of flags for each communicator.
     const auto peers = static_cast<double>(config.parallel.gtp);
     bytes += (peers - 1) / peers * std::max(largest_gradient[0], largest_gradient[1]) +

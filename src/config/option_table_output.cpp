@@ -165,9 +165,7 @@ Rows own_rows() {
           .own(),
       real("--gemm-tuning-ms", kNone,
            "Milliseconds that an algorithm runs at a stretch while it is timed (0.2); 50 or more let the clock settle, "
-           "so "
-           "that "
-           "at the power limit what draws less counts too.")
+           "so that at the power limit what draws less counts too.")
           .own(),
       integer("--logits-chunks", "1",
               "Parts of a micro-batch's tokens whose logits exist at once; more need less memory.")

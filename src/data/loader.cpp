@@ -80,9 +80,7 @@ MicroBatch DataLoader::make() {
       const std::int64_t end = k + 1 < starts.size() ? starts[k + 1] : s;
       ++statistics.segments;
       statistics.squared_segment_lengths += (end - begin) * (end - begin);
-      if (!segmented) continue;
-      batch.cu_seqlens.push_back(static_cast<std::int32_t>(sample_begin + end));
-      batch.max_seqlen = std::max(batch.max_seqlen, static_cast<std::int32_t>(end - begin));
+      if (segmented) batch.cu_seqlens.push_back(static_cast<std::int32_t>(sample_begin + end));
     }
     sample_begin += s;
   }

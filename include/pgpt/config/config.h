@@ -152,11 +152,11 @@ struct ParallelConfig {
   std::int64_t ddp_bucket_size = 0;  ///< elements, 0 = derive
   std::int64_t ddp_num_buckets = 0;
   bool average_in_collective = false;
-  bool gtp_prefetch = true;              ///< --no-gtp-prefetch turns it off
-  std::int64_t gtp_keep_gathered_layers = 0;
-  std::int64_t gtp_communicators = 2;    ///< 1: gathers and scatters take turns
-  bool gtp_async_reduce_scatter = true;  ///< --no-gtp-async-reduce-scatter turns it off
-  bool gtp_fp32_accumulation = false;    ///< --gtp-remat-reduce-scatter-with-fp32-accumulation
+  bool gtp_prefetch = true;                   ///< --no-gtp-prefetch turns it off
+  std::int64_t gtp_keep_gathered_layers = 0;  ///< last layers whose gathered weights stay until the optimizer step
+  std::int64_t gtp_communicators = 2;         ///< 1: gathers and scatters take turns
+  bool gtp_async_reduce_scatter = true;       ///< --no-gtp-async-reduce-scatter turns it off
+  bool gtp_fp32_accumulation = false;         ///< --gtp-remat-reduce-scatter-with-fp32-accumulation
   GtpTransport gtp_transport = GtpTransport::kAutomatic;
   Backend backend = Backend::kGloo;
   bool backend_given = false;  ///< false: choose NCCL where a GPU is visible

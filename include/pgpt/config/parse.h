@@ -48,8 +48,8 @@ struct ParsedCommand {
 /// Throws ConfigError for what parses and validates but cannot be run yet, naming the option and what to do.
 void check_runnable(const Config& config);
 
-/// Chooses the backend when none was given. Throws ConfigError when the one asked for is missing on this machine; adds
-/// a notice when ranks must share a GPU.
+/// Chooses the backend when none was given, and NCCL for GTP where an automatic transport cannot copy. Throws
+/// ConfigError when the backend asked for is missing on this machine; adds a notice when ranks must share a GPU.
 void resolve_backend(Config& config, const MachineFacts& machine);
 
 /// Throws ConfigError when backend or machine cannot serve --gtp-transport or --cuda-graph-impl.

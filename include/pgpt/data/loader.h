@@ -35,7 +35,6 @@ struct MicroBatch {
   /// Ends of the attention segments in the micro-batch seen as one sequence of mbs * S tokens, after a 0; empty: causal
   /// over each sample.
   std::vector<std::int32_t> cu_seqlens;
-  std::int32_t max_seqlen = 0;           ///< longest attention segment; 0 without segments
   bool restart_positions = false;        ///< rotary positions count from the start of each segment
   std::vector<std::int64_t> sample_ids;  ///< indices into the data set
   PackedStatistics statistics;
