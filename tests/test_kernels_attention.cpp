@@ -279,6 +279,8 @@ TEST_CASE("the log names the attention implementation that runs", "[cpu]") {
   CHECK(attention_implementation(in, segments, options) == "composite (fused form), segments");
   options.form = AttentionForm::kUnfused;
   CHECK(attention_implementation(in, {}, options) == "composite (unfused, 16-bit probabilities)");
+  const Qkv single{wide.q.to(at::kFloat), wide.k.to(at::kFloat), wide.v.to(at::kFloat)};
+  CHECK(attention_implementation(single, {}, options) == "composite (unfused, fp32 probabilities)");
   options.form = AttentionForm::kUnfusedFp32Softmax;
   CHECK(attention_implementation(in, {}, options) == "composite (unfused, fp32 probabilities)");
 }

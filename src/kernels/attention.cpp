@@ -42,13 +42,14 @@ enum class Implementation { kCudnn, kCudnnSegments, kFlashGpu, kFlashCpu, kFused
 Implementation choose(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
                       const Policy& policy) {
   if (options.form != AttentionForm::kFused) return Implementation::kUnfused;
+  const bool any_order = !policy.deterministic;  // in which cuDNN adds up query gradients
   if (segments.defined()) {
-    // cuDNN adds up query gradients in any order.
-    if (!policy.deterministic && detail::cudnn_segments_takes(qkv, segments, options))
-      return Implementation::kCudnnSegments;
+    if (any_order && detail::cudnn_segments_takes(qkv, segments, options)) return Implementation::kCudnnSegments;
     if (detail::flash_gpu_takes(qkv, options)) return Implementation::kFlashGpu;
-  } else if (detail::cudnn_takes(qkv, options)) {
+  } else if (any_order && detail::cudnn_takes(qkv, options)) {
     return Implementation::kCudnn;
+  } else if (!any_order && detail::flash_gpu_takes(qkv, options)) {
+    return Implementation::kFlashGpu;
   }
   return policy.fast && detail::flash_cpu_takes(qkv, options) ? Implementation::kFlashCpu : Implementation::kFusedForm;
 }
@@ -110,13 +111,14 @@ std::string attention_implementation(const Qkv& qkv, const AttentionSegments& se
     case Implementation::kCudnnSegments:
       return "cudnn, segments";
     case Implementation::kFlashGpu:
-      return "flash (libtorch, CUDA), segments";
+      return "flash (libtorch, CUDA)" + segmented;
     case Implementation::kFlashCpu:
       return "flash (libtorch, CPU)" + segmented;
     case Implementation::kFusedForm:
       return "composite (fused form)" + segmented;
     default:
-      return std::string("composite (unfused, ") + (options.form == AttentionForm::kUnfused ? "16-bit" : "fp32") +
+      return std::string("composite (unfused, ") +
+             (options.form == AttentionForm::kUnfused && detail::is_16bit(qkv.q) ? "16-bit" : "fp32") +
              " probabilities)" + segmented;
   }
 }

@@ -44,7 +44,7 @@ struct Shape {
 };
 
 // Names of the graphs' tensors. The offsets are where each segment begins, in elements from the tensor's own first; q,
-// k and v keep their strides, whatever the kernel writes is contiguous.
+// k, v and their gradients have the strides of the former, the output and its gradient are contiguous.
 enum Uid : std::int64_t {
   kQ = 1,
   kK,
@@ -61,8 +61,7 @@ enum Uid : std::int64_t {
   kOffsetsQ,
   kOffsetsK,
   kOffsetsV,
-  kOffsetsHeads,   // of out and the gradients of out and q
-  kOffsetsGroups,  // of the gradients of k and v
+  kOffsetsOut,  // and of its gradient
   kOffsetsStatistics,
 };
 constexpr std::int64_t kNumOffsets = kOffsetsStatistics - kOffsetsQ + 1;
@@ -105,17 +104,27 @@ class Builder {
         .set_stride({shape_.longest * row, head, row, 1})
         .set_ragged_offset(offsets(offsets_uid));
   }
-  TensorPointer input(Uid uid, std::int64_t heads, std::int64_t row, std::int64_t head, Uid offsets_uid) {
+  // The four layouts; `tensor` is one that cuDNN writes.
+  void like_q(fe::graph::Tensor_attributes& tensor, Uid uid) {
+    place(tensor, uid, shape_.nh, shape_.d, shape_.q_row, shape_.q_head, kOffsetsQ);
+  }
+  void like_k(fe::graph::Tensor_attributes& tensor, Uid uid) {
+    place(tensor, uid, shape_.ng, shape_.d, shape_.k_row, shape_.k_head, kOffsetsK);
+  }
+  void like_v(fe::graph::Tensor_attributes& tensor, Uid uid) {
+    place(tensor, uid, shape_.ng, shape_.d, shape_.v_row, shape_.v_head, kOffsetsV);
+  }
+  void like_out(fe::graph::Tensor_attributes& tensor, Uid uid) {
+    place(tensor, uid, shape_.nh, shape_.d, shape_.nh * shape_.d, shape_.d, kOffsetsOut);
+  }
+  using Layout = void (Builder::*)(fe::graph::Tensor_attributes&, Uid);
+  TensorPointer input(Layout layout, Uid uid) {
     fe::graph::Tensor_attributes tensor;
-    place(tensor, uid, heads, shape_.d, row, head, offsets_uid);
+    (this->*layout)(tensor, uid);
     return graph_->tensor(tensor);
   }
-  TensorPointer q() { return input(kQ, shape_.nh, shape_.q_row, shape_.q_head, kOffsetsQ); }
-  TensorPointer k() { return input(kK, shape_.ng, shape_.k_row, shape_.k_head, kOffsetsK); }
-  TensorPointer v() { return input(kV, shape_.ng, shape_.v_row, shape_.v_head, kOffsetsV); }
-  TensorPointer like_out(Uid uid) { return input(uid, shape_.nh, shape_.nh * shape_.d, shape_.d, kOffsetsHeads); }
-  void output(const TensorPointer& tensor, Uid uid, std::int64_t heads, Uid offsets_uid) {
-    place(*tensor, uid, heads, shape_.d, heads * shape_.d, shape_.d, offsets_uid);
+  void output(Layout layout, const TensorPointer& tensor, Uid uid) {
+    (this->*layout)(*tensor, uid);
     tensor->set_output(true);
   }
   // Row statistics, fp32 [tokens,nh].
@@ -156,8 +165,10 @@ std::shared_ptr<fe::graph::Graph> build_forward(const Shape& shape, cudnnHandle_
   fe::graph::SDPA_attributes attributes;
   attributes.set_name("attention").set_generate_stats(true);
   builder.mask(attributes);
-  auto [out, statistics] = builder.graph().sdpa(builder.q(), builder.k(), builder.v(), attributes);
-  builder.output(out, kOut, shape.nh, kOffsetsHeads);
+  auto [out, statistics] =
+      builder.graph().sdpa(builder.input(&Builder::like_q, kQ), builder.input(&Builder::like_k, kK),
+                           builder.input(&Builder::like_v, kV), attributes);
+  builder.output(&Builder::like_out, out, kOut);
   builder.place_statistics(*statistics);
   statistics->set_output(true);
   return builder.finish(handle);
@@ -172,12 +183,14 @@ std::shared_ptr<fe::graph::Graph> build_backward(const Shape& shape, cudnnHandle
   builder.mask(attributes);
   fe::graph::Tensor_attributes statistics;
   builder.place_statistics(statistics);
-  auto [dq, dk, dv] =
-      builder.graph().sdpa_backward(builder.q(), builder.k(), builder.v(), builder.like_out(kOut),
-                                    builder.like_out(kGradOut), builder.graph().tensor(statistics), attributes);
-  builder.output(dq, kGradQ, shape.nh, kOffsetsHeads);
-  builder.output(dk, kGradK, shape.ng, kOffsetsGroups);
-  builder.output(dv, kGradV, shape.ng, kOffsetsGroups);
+  auto [dq, dk, dv] = builder.graph().sdpa_backward(
+      builder.input(&Builder::like_q, kQ), builder.input(&Builder::like_k, kK), builder.input(&Builder::like_v, kV),
+      builder.input(&Builder::like_out, kOut), builder.input(&Builder::like_out, kGradOut),
+      builder.graph().tensor(statistics), attributes);
+  // cuDNN writes dq where q's strides say, whatever is asked for.
+  builder.output(&Builder::like_q, dq, kGradQ);
+  builder.output(&Builder::like_k, dk, kGradK);
+  builder.output(&Builder::like_v, dv, kGradV);
   return builder.finish(handle);
 }
 
@@ -191,8 +204,7 @@ struct Plans {
     forward = build_forward(shape, handle);
     if (forward) backward = build_backward(shape, handle);
     if (!backward) return;
-    const std::vector<std::int64_t> values{shape.q_row,        shape.k_row,        shape.v_row,
-                                           shape.nh * shape.d, shape.ng * shape.d, shape.nh};
+    const std::vector<std::int64_t> values{shape.q_row, shape.k_row, shape.v_row, shape.nh * shape.d, shape.nh};
     rows = at::tensor(values, at::kInt)
                .view({kNumOffsets, 1})
                .to(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(shape.device)));
@@ -213,7 +225,13 @@ void* address(const at::Tensor& t) { return const_cast<void*>(t.const_data_ptr()
 void execute(const fe::graph::Graph& graph, const Plans& plans, const AttentionSegments& segments, double scale,
              Arguments& arguments) {
   float fp32_scale = static_cast<float>(scale);
-  const at::Tensor offsets = at::mul(plans.rows, segments.cu_seqlens.unsqueeze(0));
+  // cuDNN takes for granted that each tensor begins at a 16-byte boundary.
+  constexpr std::int64_t kAligned = 4;
+  const std::int64_t count = segments.cu_seqlens.numel();
+  const at::Tensor offsets =
+      at::empty({kNumOffsets, (count + kAligned - 1) / kAligned * kAligned}, plans.rows.options());
+  at::Tensor used = offsets.narrow(1, 0, count);
+  at::mul_out(used, plans.rows, segments.cu_seqlens.unsqueeze(0));
   for (std::int64_t i = 0; i < kNumOffsets; ++i) arguments[kOffsetsQ + i] = address(offsets.select(0, i));
   arguments[kQueryLengths] = arguments[kKeyLengths] = address(segments.lengths);
   arguments[kScale] = &fp32_scale;
@@ -227,6 +245,25 @@ void execute(const fe::graph::Graph& graph, const Plans& plans, const AttentionS
 bool regular(const at::Tensor& x) {
   return x.stride(3) == 1 && x.stride(0) == x.size(1) * x.stride(1) && x.stride(1) % 8 == 0 && x.stride(2) % 8 == 0 &&
          reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+// Tensors with the strides of q, k and v; in one allocation where those lie side by side in one.
+Qkv empty_like_inputs(const Qkv& x) {
+  const std::int64_t row = x.q.stride(1), tokens = x.q.size(0) * x.q.size(1);
+  const std::int64_t first = std::min({x.q.storage_offset(), x.k.storage_offset(), x.v.storage_offset()});
+  const auto inside = [&](const at::Tensor& t) {
+    const std::int64_t end = t.storage_offset() - first + (t.size(2) - 1) * t.stride(2) + t.size(3);
+    return t.is_alias_of(x.q) && t.stride(1) == row && end <= row;
+  };
+  if (inside(x.q) && inside(x.k) && inside(x.v)) {
+    const at::Tensor packed = at::empty({tokens * row}, x.q.options());
+    const auto part = [&](const at::Tensor& t) {
+      return packed.as_strided(t.sizes(), t.strides(), t.storage_offset() - first);
+    };
+    return {part(x.q), part(x.k), part(x.v)};
+  }
+  const auto like = [](const at::Tensor& t) { return at::empty_strided(t.sizes(), t.strides(), t.options()); };
+  return {like(x.q), like(x.k), like(x.v)};
 }
 
 }  // namespace
@@ -266,8 +303,7 @@ Qkv cudnn_segments_backward(const at::Tensor& dout, const AttentionSaved& saved)
   const c10::cuda::CUDAGuard guard(saved.q.device());
   const Plans& plans = plans_for(Shape({saved.q, saved.k, saved.v}, saved.segments));
   const at::Tensor dy = dout.contiguous();
-  const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
-  Qkv gradient{like(saved.q), like(saved.k), like(saved.v)};
+  Qkv gradient = empty_like_inputs({saved.q, saved.k, saved.v});
   Arguments arguments{{kQ, address(saved.q)},
                       {kK, address(saved.k)},
                       {kV, address(saved.v)},

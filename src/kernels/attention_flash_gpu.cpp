@@ -1,5 +1,5 @@
-// Flash attention of libtorch for 16-bit CUDA tensors with segments, through its (underscored) entry points; the only
-// file that names them.
+// Flash attention of libtorch for 16-bit CUDA tensors, through its (underscored) entry points; the only file that names
+// them. Its bits repeat.
 
 #include <ATen/Context.h>
 
@@ -32,8 +32,10 @@ class RepeatableBits {
   bool algorithms_, warn_only_, fill_;
 };
 
-// x [b,s,heads,d] as [b*s,heads,d], a view where the strides allow it.
-at::Tensor rows(const at::Tensor& x) { return x.flatten(0, 1); }
+// x [b,s,heads,d] as the kernel wants it: with segments [b*s,heads,d], a view where the strides allow it.
+at::Tensor laid_out(const at::Tensor& x, const AttentionSegments& segments) {
+  return segments.defined() ? x.flatten(0, 1) : x;
+}
 
 }  // namespace
 
@@ -50,9 +52,13 @@ bool flash_gpu_takes(const Qkv& qkv, const AttentionOptions& options) {
 at::Tensor flash_gpu_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
                              AttentionSaved& saved) {
   const std::int64_t s = qkv.q.size(1);
+  const auto rows = [&](const at::Tensor& x) { return laid_out(x, segments); };
+  // An undefined tensor inside the optional would count as segments.
+  std::optional<at::Tensor> ends;
+  if (segments.defined()) ends = segments.cu_seqlens;
   auto [out, log_sum_exp, seed, offset, debug] =
-      at::_flash_attention_forward(rows(qkv.q), rows(qkv.k), rows(qkv.v), segments.cu_seqlens, segments.cu_seqlens, s,
-                                   s, 0.0, /*is_causal=*/true, /*return_debug_mask=*/false, options.scale);
+      at::_flash_attention_forward(rows(qkv.q), rows(qkv.k), rows(qkv.v), ends, ends, s, s, 0.0, /*is_causal=*/true,
+                                   /*return_debug_mask=*/false, options.scale);
   saved.log_sum_exp = log_sum_exp;
   saved.philox_seed = seed;
   saved.philox_offset = offset;
@@ -63,6 +69,7 @@ at::Tensor flash_gpu_forward(const Qkv& qkv, const AttentionSegments& segments, 
 Qkv flash_gpu_backward(const at::Tensor& dout, const AttentionSaved& saved) {
   const RepeatableBits repeatable;
   const std::int64_t s = saved.q.size(1);
+  const auto rows = [&](const at::Tensor& x) { return laid_out(x, saved.segments); };
   auto [dq, dk, dv] =
       at::_flash_attention_backward(rows(dout), rows(saved.q), rows(saved.k), rows(saved.v), rows(saved.out),
                                     saved.log_sum_exp, saved.segments.cu_seqlens, saved.segments.cu_seqlens, s, s, 0.0,

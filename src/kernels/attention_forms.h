@@ -55,7 +55,7 @@ at::Tensor cudnn_segments_forward(const Qkv& qkv, const AttentionSegments& segme
                                   AttentionSaved& saved);
 Qkv cudnn_segments_backward(const at::Tensor& dout, const AttentionSaved& saved);
 
-/// libtorch's flash kernel for 16-bit CUDA tensors with segments; bits repeat.
+/// libtorch's flash kernel for 16-bit CUDA tensors, with segments or without; bits repeat.
 bool flash_gpu_takes(const Qkv& qkv, const AttentionOptions& options);
 at::Tensor flash_gpu_forward(const Qkv& qkv, const AttentionSegments& segments, const AttentionOptions& options,
                              AttentionSaved& saved);
