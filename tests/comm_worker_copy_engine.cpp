@@ -201,6 +201,25 @@ void check_fences(comm::World& world) {
   if (wrong != 0) throw std::runtime_error(concat(wrong, " wrong elements"));
 }
 
+/// Says which way shared tensors take when the group chooses, and checks a gather and a sum.
+void check_automatic(comm::World& world) {
+  auto group =
+      world.create_group("gtp", everybody(world), {.high_priority = false, .transport = Transport::kAutomatic});
+  const int size = group->size();
+  const at::Tensor shared = at::full({8 * size}, group->rank() + 1, on_gpu(at::kFloat));
+  group->share({shared});
+  const at::Tensor whole = at::zeros({8 * size}, shared.options()), sum = at::zeros({8}, shared.options());
+  group->fence().wait();
+  group->all_gather_fenced(whole, shared.narrow(0, 0, 8)).wait();
+  group->reduce_scatter_add(sum, shared, /*overwrite=*/true).wait();
+  if (!at::equal(whole, at::arange(1, size + 1, shared.options()).repeat_interleave(8)) ||
+      !at::equal(sum, at::full_like(sum, size * (size + 1) / 2))) {
+    throw std::runtime_error("wrong values");
+  }
+  log::line(group->copies_shared() ? "by copies" : "by collectives");
+  group->barrier();
+}
+
 void run_endless(comm::World& world) {
   auto gather = world.create_group("gtp", everybody(world), kGather);
   const int size = gather->size();
@@ -343,6 +362,8 @@ void run_copy_engine(std::unique_ptr<comm::World>& world, const comm::LaunchEnvi
     check_overlap(*world);
   } else if (scenario == "fences") {
     check_fences(*world);
+  } else if (scenario == "automatic") {
+    check_automatic(*world);
   } else if (scenario == "endless") {
     run_endless(*world);
   } else if (scenario == "capture") {

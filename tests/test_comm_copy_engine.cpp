@@ -79,6 +79,22 @@ TEST_CASE("memory that other processes cannot map is refused on both ranks, nami
   }
 }
 
+TEST_CASE("a group that may choose copies where it can, and says why it does not", "[gpu][nccl]") {
+  if (!two_gpus()) return;
+  for (const bool possible : {true, false}) {
+    pgpt::test::Environment environment;
+    if (!possible) environment = {{"PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"}};
+    const auto ranks = run_ranks(2, scenario("automatic"), environment, kLimit);
+    INFO(describe(ranks));
+    for (const Ended& rank : ranks) {
+      CHECK(rank.exit_code == 0);
+      CHECK(contains(rank.output, possible ? "by copies" : "by collectives"));
+    }
+    CHECK(contains(ranks[0].output, "> NCCL moves it: ") == !possible);
+    CHECK_FALSE(contains(ranks[1].output, "> NCCL moves it: "));
+  }
+}
+
 TEST_CASE("a killed or stopped peer of a copy-engine group ends the other in time, naming group and operation",
           "[gpu][nccl]") {
   if (!two_gpus()) return;

@@ -419,3 +419,47 @@ TEST_CASE("a GPU run resumes from its checkpoint bit for bit", "[gpu][dist]") {
   REQUIRE(whole.size() == 8);
   check_same_steps(whole, resumed, {"lm_loss", "grad_norm"});
 }
+
+TEST_CASE("on two GPUs that run ahead a signal to one rank saves the last step of both", "[gpu][nccl][dist]") {
+  if (!gpus_visible(2)) return;
+  const std::string base = std::string(test::kSeedFlags) +
+                           " --train-iters 1000000 --lr-decay-iters 1000000 --deterministic-mode --save-interval "
+                           "100000000 ";
+  const std::string graph = "--cuda-graph-impl full_iteration --cuda-graph-warmup-steps 2 ";
+  const std::string background = "--async-save --use-persistent-ckpt-worker ";
+  const auto number_after = [](const std::string& text, const std::string& words) {
+    const std::size_t at = text.rfind(words);
+    return at == std::string::npos ? -1 : std::stoll(text.substr(at + words.size()));
+  };
+  for (const std::string& more : {std::string(), background, graph}) {
+    INFO(more);
+    const auto folder = test::scratch_folder("gpu_signal");
+    const std::string save = " --save " + (folder / "s").string();
+    test::Job job(2, test::program(base + more + "--exit-signal-handler --exit-duration-in-mins 1000" + save), {});
+    REQUIRE(job.rank(1).wait_for_output("iteration       20/", 120s));
+    job.rank(1).signal(SIGUSR1);
+    REQUIRE(job.rank(0).wait_for_output("successfully saved checkpoint", 60s));
+    CHECK(job.rank(0).running());
+    job.rank(0).signal(SIGTERM);
+    const auto ended = job.wait(60s);
+    INFO(test::describe(ended));
+    for (const test::Ended& rank : ended) CHECK(rank.exit_code == 0);
+    CHECK(contains(ended[0].output, "[exiting program after receiving SIGTERM.] datetime: "));
+    const auto last = number_after(ended[1].output, "] iteration ");
+    CHECK(number_after(ended[0].output, "successfully saved checkpoint from iteration ") == last);
+
+    // Each run saves where it stops; what the resumed one computes is what the whole one does.
+    const std::string stop = " --exit-interval " + std::to_string(last + 3) + " --metrics-file ";
+    std::vector<std::vector<json>> runs;
+    for (const std::string& run : {stop + (folder / "whole").string(),
+                                   stop + (folder / "resumed").string() + " --load " + (folder / "s").string()}) {
+      const auto ranks = test::run_ranks(2, test::program(base + more + run), {}, 120s);
+      INFO(test::describe(ranks));
+      for (const test::Ended& rank : ranks) REQUIRE(rank.exit_code == 0);
+      runs.push_back(test::read_steps(folder / (runs.empty() ? "whole" : "resumed")));
+    }
+    REQUIRE(runs[1].size() == 3);
+    runs[0].erase(runs[0].begin(), runs[0].end() - 3);
+    check_same_steps(runs[0], runs[1], {"iteration", "lm_loss", "grad_norm", "consumed_samples"});
+  }
+}

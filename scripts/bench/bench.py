@@ -165,22 +165,24 @@ class Bench:
     # ---- references ----
 
     def reference(self, part, model, gpus=1, extra=()):
+        """Runs a reference. A floor on several GPUs is measured on all at once, and the slowest counts: ranks that
+        wait for each other are as fast as that one."""
         script = {"floor": "floor.py", "sketch": "sketch_step.py", "peer": "peer_fsdp2.py"}[part]
         launcher = [sys.executable]
-        if part == "peer":
+        if part == "peer" or gpus > 1:
             launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
         command = [*launcher, str(HERE / script), "--model", model.name, "--micro-batch-size", str(model.micro_batch)]
         if part != "floor":
             command += ["--warm-up", str(self.warm_up_steps(model)), "--steps", str(self.arguments.steps)]
         name = {"floor": "floor", "sketch": "sketch (graph)", "peer": "FSDP2 + compile"}[part]
         if gpus > 1:
-            name += f", {gpus} GPUs"
+            name += f", {'slowest of ' if part == 'floor' else ''}{gpus} GPUs"
         text, error = self.execute(f"{model.name} {part} {gpus}", part, [*command, *extra])
         measured = None
         if text is not None:
-            lines = [line for line in text.splitlines() if line.startswith("RESULT ")]
-            if lines:
-                measured = json.loads(lines[-1].removeprefix("RESULT "))
+            found = [json.loads(line.removeprefix("RESULT ")) for line in text.splitlines() if line.startswith("RESULT ")]
+            if found:
+                measured = max(found, key=lambda result: result.get("ms", 0))
             else:
                 error = "printed no result"
         return self.add(name, part, model, gpus, measured, error)
@@ -326,7 +328,7 @@ class Bench:
             if (name, model.micro_batch) not in referenced:
                 referenced.add((name, model.micro_batch))
                 if "floor" not in skip:
-                    self.reference("floor", model)
+                    self.reference("floor", model, gpus)
                 if "peer" not in skip:
                     self.reference("peer", model, gpus=gpus, extra=["--compile"])
             self.ours(model, "uniform", gpus, Layout(layout, gpus))

@@ -5,10 +5,12 @@
 
 The floor is the sum of the step's own matrix products and attention calls, each timed at its shape through libtorch,
 and of the bytes that the best-fused elementwise, loss and optimizer kernels must move, at the measured copy rate. Every
-measurement follows 20 products at full power, so that clocks are those of a long run.
+measurement follows 20 products at full power, so that clocks are those of a long run. Under torchrun each rank measures
+its own GPU.
 """
 
 import argparse
+import os
 import time
 
 import models
@@ -111,6 +113,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     models.add_arguments(parser)
     model = models.from_arguments(parser.parse_args())
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     started = time.time()
     parts, copy_rate = measure(model)
     total = sum(parts.values())

@@ -34,9 +34,8 @@ def compare(results):
         if result["kind"] != "ours" or "median_ms" not in result:
             continue
         same = {key: result[key] for key in ("model", "micro_batch", "gpus")}
-        one_gpu = {**same, "gpus": 1}
-        floor, peer = find(results, kind="floor", **one_gpu), find(results, kind="peer", **same)
-        sketch = find(results, kind="sketch", **one_gpu)
+        floor, peer = find(results, kind="floor", **same), find(results, kind="peer", **same)
+        sketch = find(results, kind="sketch", **{**same, "gpus": 1})
         if floor:
             # A GTP rank updates its share of the weights only.
             saved = floor["parts_ms"]["optimizer"] * (1 - 1 / result.get("gtp", 1))

@@ -2,6 +2,8 @@
 
 #ifdef PGPT_WITH_CUDA
 
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAStream.h>
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <unistd.h>
