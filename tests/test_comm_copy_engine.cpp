@@ -90,8 +90,8 @@ TEST_CASE("a group that may choose copies where it can, and says why it does not
       CHECK(rank.exit_code == 0);
       CHECK(contains(rank.output, possible ? "by copies" : "by collectives"));
     }
-    CHECK(contains(ranks[0].output, "> NCCL moves it: ") == !possible);
-    CHECK_FALSE(contains(ranks[1].output, "> NCCL moves it: "));
+    CHECK(contains(ranks[0].output, "> GTP moves weights and gradients by NCCL, since") == !possible);
+    CHECK_FALSE(contains(ranks[1].output, "> GTP moves weights and gradients by NCCL, since"));
   }
 }
 

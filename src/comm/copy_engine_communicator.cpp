@@ -77,6 +77,10 @@ class LocalCopy {
   bool by_engine_ = false;
 };
 
+ConfigError advised(const ConfigError& error) {
+  return ConfigError(concat("--gtp-transport copy-engine, ", error.what(), "; use --gtp-transport nccl"));
+}
+
 /// What is not in shared memory, or no gather or scatter, goes through NCCL.
 class CopyEngineCommunicator final : public Communicator {
  public:
@@ -149,7 +153,13 @@ class CopyEngineCommunicator final : public Communicator {
   }
   Pending send(at::Tensor tensor, int peer) override { return nccl_->send(std::move(tensor), peer); }
   Pending receive(at::Tensor tensor, int peer) override { return nccl_->receive(std::move(tensor), peer); }
-  void share(const std::vector<at::Tensor>& tensors) override { memory_->share(tensors); }
+  void share(const std::vector<at::Tensor>& tensors) override {
+    try {
+      memory_->share(tensors);
+    } catch (const ConfigError& error) {
+      throw advised(error);
+    }
+  }
   [[nodiscard]] bool copies_shared() const override { return true; }
   void barrier() override { nccl_->barrier(); }
 
@@ -262,9 +272,11 @@ std::unique_ptr<Communicator> make_copy_engine_communicator(const GroupSetup& se
     memory = std::make_shared<PeerMemory>(setup);
   } catch (const ConfigError& error) {
     // All members are here: they agreed about it.
-    if (!or_nccl) throw;
-    if (setup.record->ranks.front() == 0 && setup.record->rank == 0)
-      log::line(concat("> NCCL moves it: ", error.what()));
+    if (!or_nccl) throw advised(error);
+    static bool told = false;  // the next group fails for the same reason
+    if (setup.record->rank == 0 && !std::exchange(told, true)) {
+      log::line(concat("> GTP moves weights and gradients by NCCL, since copies between GPUs cannot: ", error.what()));
+    }
     return make_nccl_communicator(std::move(group), setup.high_priority);
   }
   return std::make_unique<CopyEngineCommunicator>(setup, group, std::move(memory));

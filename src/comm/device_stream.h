@@ -29,8 +29,8 @@ class DeviceStream {
   [[nodiscard]] cudaStream_t get() const { return stream_.stream(); }
 
   /// Runs `enqueue` with this stream as the current one, after all that the caller's current stream holds; skipped when
-  /// the first tensor, if there is one, is empty. The handle keeps the tensors and makes the waiting stream wait for the end. Throws as
-  /// `throw_failure` when `enqueue` fails.
+  /// the first tensor, if there is one, is empty. The handle keeps the tensors and makes the waiting stream wait for
+  /// the end. Throws as `throw_failure` when `enqueue` fails.
   Pending launch(const char* operation, std::vector<at::Tensor> tensors, const std::function<void()>& enqueue);
 
  private:

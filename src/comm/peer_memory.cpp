@@ -111,9 +111,21 @@ PeerMemory::PeerMemory(const GroupSetup& setup)
       store_(setup.store),
       sequence_(kFirstSequence),
       peer_flags_(setup.record->ranks.size(), nullptr) {
+  try {
+    open();
+  } catch (const ConfigError&) {
+    // All ranks are here. None frees what another still maps.
+    unmap();
+    (void)exchange("");
+    if (flags_ != nullptr) PGPT_CUDA_CHECK(cudaFree(flags_));
+    throw;
+  }
+}
+
+void PeerMemory::open() {
   const int size = static_cast<int>(record_->ranks.size());
-  PGPT_CHECK(ConfigError, size <= kMostRanks, "--gtp-transport copy-engine serves at most ", kMostRanks,
-             " GPUs of one node, group '", record_->name, "' has ", size, "; use --gtp-transport nccl");
+  PGPT_CHECK(ConfigError, size <= kMostRanks, "group '", record_->name, "' has ", size, " ranks, at most ", kMostRanks,
+             " GPUs of one node are served");
   std::string problem;
   Exported own;
   std::string gpu;
@@ -184,8 +196,8 @@ std::vector<std::string> PeerMemory::exchange(const std::string& own) {
 void PeerMemory::agree(const std::string& problem) {
   const std::vector<std::string> problems = exchange(problem);
   for (std::size_t r = 0; r < problems.size(); ++r) {
-    PGPT_CHECK(ConfigError, problems[r].empty(), "--gtp-transport copy-engine, group '", record_->name, "', rank ",
-               record_->ranks[r], ": ", problems[r], "; use --gtp-transport nccl");
+    PGPT_CHECK(ConfigError, problems[r].empty(), "group '", record_->name, "', rank ", record_->ranks[r], ": ",
+               problems[r]);
   }
 }
 
@@ -362,11 +374,15 @@ void PeerMemory::await(Event event, std::uint32_t sequence, int peer, cudaStream
                                              CU_STREAM_WAIT_VALUE_GEQ));
 }
 
+void PeerMemory::unmap() {
+  for (const auto& [key, base] : imports_) PGPT_CUDA_CHECK(cudaIpcCloseMemHandle(base));
+  imports_.clear();
+}
+
 void PeerMemory::close() {
   if (closed_) return;
   closed_ = true;
-  for (const auto& [key, base] : imports_) PGPT_CUDA_CHECK(cudaIpcCloseMemHandle(base));
-  imports_.clear();
+  unmap();
   // Memory must not be freed while a peer maps it. One that was killed on its way out never says so: then the end of
   // this process frees it.
   constexpr auto kClosedKey = "peer_memory/closed";

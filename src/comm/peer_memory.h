@@ -27,7 +27,7 @@ class PeerMemory final : public GroupResource {
   enum Event : std::size_t { kReady, kDone, kFence };
 
   /// Collective. Every rank throws ConfigError, with what the first one found, when the group's GPUs cannot read each
-  /// other's memory.
+  /// other's memory; nothing stays behind.
   explicit PeerMemory(const GroupSetup& setup);
 
   /// See Communicator::share.
@@ -61,6 +61,8 @@ class PeerMemory final : public GroupResource {
     std::vector<const std::byte*> peers;  ///< by rank; null for this one
   };
 
+  void open();
+  void unmap();
   [[nodiscard]] std::vector<std::string> exchange(const std::string& own);
   void agree(const std::string& problem);
   [[nodiscard]] Exported export_memory(const void* pointer, std::size_t bytes) const;

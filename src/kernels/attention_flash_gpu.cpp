@@ -37,6 +37,9 @@ at::Tensor laid_out(const at::Tensor& x, const AttentionSegments& segments) {
   return segments.defined() ? x.flatten(0, 1) : x;
 }
 
+// Without the empty segments behind: this kernel needs memory for each and no plans.
+at::Tensor used_ends(const AttentionSegments& segments) { return segments.cu_seqlens.narrow(0, 0, segments.count + 1); }
+
 }  // namespace
 
 bool fused_gpu_takes(const Qkv& qkv, const AttentionOptions& options, std::int64_t largest_head_dim) {
@@ -55,7 +58,7 @@ at::Tensor flash_gpu_forward(const Qkv& qkv, const AttentionSegments& segments, 
   const auto rows = [&](const at::Tensor& x) { return laid_out(x, segments); };
   // An undefined tensor inside the optional would count as segments.
   std::optional<at::Tensor> ends;
-  if (segments.defined()) ends = segments.cu_seqlens;
+  if (segments.defined()) ends = used_ends(segments);
   auto [out, log_sum_exp, seed, offset, debug] =
       at::_flash_attention_forward(rows(qkv.q), rows(qkv.k), rows(qkv.v), ends, ends, s, s, 0.0, /*is_causal=*/true,
                                    /*return_debug_mask=*/false, options.scale);
@@ -70,9 +73,10 @@ Qkv flash_gpu_backward(const at::Tensor& dout, const AttentionSaved& saved) {
   const RepeatableBits repeatable;
   const std::int64_t s = saved.q.size(1);
   const auto rows = [&](const at::Tensor& x) { return laid_out(x, saved.segments); };
+  const at::Tensor ends = saved.segments.defined() ? used_ends(saved.segments) : at::Tensor();
   auto [dq, dk, dv] =
       at::_flash_attention_backward(rows(dout), rows(saved.q), rows(saved.k), rows(saved.v), rows(saved.out),
-                                    saved.log_sum_exp, saved.segments.cu_seqlens, saved.segments.cu_seqlens, s, s, 0.0,
+                                    saved.log_sum_exp, ends, ends, s, s, 0.0,
                                     /*is_causal=*/true, saved.philox_seed, saved.philox_offset, saved.options.scale);
   return {dq.view(saved.q.sizes()), dk.view(saved.k.sizes()), dv.view(saved.v.sizes())};
 }

@@ -22,7 +22,7 @@ AttentionSegments make_attention_segments(const std::vector<std::int32_t>& cu_se
   while (capacity < count) capacity *= 2;
   const auto options = at::TensorOptions().dtype(at::kInt).pinned_memory(pinned);
   AttentionSegments segments{at::empty({capacity + 1}, options), at::zeros({capacity}, options),
-                             at::empty({b, s}, options)};
+                             at::empty({b, s}, options), count};
   auto* const ends = segments.cu_seqlens.mutable_data_ptr<std::int32_t>();
   auto* const lengths = segments.lengths.mutable_data_ptr<std::int32_t>();
   auto* const starts = segments.starts.mutable_data_ptr<std::int32_t>();
@@ -43,7 +43,7 @@ AttentionSegments make_attention_segments(const std::vector<std::int32_t>& cu_se
 AttentionSegments AttentionSegments::to(at::Device device) const {
   if (!defined()) return {};
   return {cu_seqlens.to(device, /*non_blocking=*/true), lengths.to(device, /*non_blocking=*/true),
-          starts.to(device, /*non_blocking=*/true)};
+          starts.to(device, /*non_blocking=*/true), count};
 }
 
 }  // namespace pgpt::kernels

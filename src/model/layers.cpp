@@ -126,17 +126,21 @@ kernels::AttentionOptions attention_options(const StepContext& context, std::int
 }  // namespace
 
 std::string attention_implementation(const config::ModelConfig& config, at::ScalarType dtype, at::Device device,
-                                     bool segmented, const kernels::Policy& policy) {
+                                     std::int64_t batch, bool segmented, const kernels::Policy& policy) {
   kernels::AttentionOptions options;
   options.form = attention_form(config, dtype);
   options.dropout = config.attention_dropout;
   const std::int64_t s = config.seq_length;
   // Heads as the layers see them: parts of one packed tensor, or tensors of their own.
-  const Tensor packed = at::empty({1, s, config.qkv_rows()}, at::TensorOptions(device).dtype(dtype));
+  const Tensor packed = at::empty({batch, s, config.qkv_rows()}, at::TensorOptions(device).dtype(dtype));
   const kernels::Qkv qkv = kernels::split_qkv(packed, config.num_attention_heads, config.num_query_groups,
                                               config.kv_channels, nullptr, policy);
   kernels::AttentionSegments segments;
-  if (segmented) segments = kernels::make_attention_segments({0, static_cast<std::int32_t>(s)}, 1, s).to(device);
+  if (segmented) {
+    std::vector<std::int32_t> ends;
+    for (std::int64_t i = 0; i <= batch; ++i) ends.push_back(static_cast<std::int32_t>(i * s));
+    segments = kernels::make_attention_segments(ends, batch, s).to(device);
+  }
   return kernels::attention_implementation(qkv, segments, options, policy);
 }
 

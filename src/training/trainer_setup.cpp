@@ -212,9 +212,10 @@ void Trainer::print_model_summary() const {
                            chain_->uses().size(), " uses, ", store_->parameters().size() - sharded, " replicated",
                            groups_.gtp_gather->copies_shared() ? "; moved by copy engine" : ""));
   const bool fast = device_.is_cuda() && policy_.fast;
-  print_first(concat("> kernels: ", fast ? "fast" : "libtorch", "; attention: ",
-                     model::attention_implementation(config_.model, store_->options().weight_dtype, device_,
-                                                     config_.data.has_segments(), policy_)));
+  print_first(
+      concat("> kernels: ", fast ? "fast" : "libtorch", "; attention: ",
+             model::attention_implementation(config_.model, store_->options().weight_dtype, device_,
+                                             config_.training.micro_batch_size, config_.data.has_segments(), policy_)));
 }
 
 void Trainer::build_data() {

@@ -136,6 +136,7 @@ struct AttentionSegments {
       cu_seqlens;      // int32 [n+1]: 0, then the segments' ends in the micro-batch seen as one sequence of b*s tokens
   at::Tensor lengths;  // int32 [n], may hold zeros
   at::Tensor starts;   // int32 [b,s]: where each token's segment begins inside its sample
+  std::int64_t count = 0;  // segments without the empty ones appended to n
 
   [[nodiscard]] bool defined() const { return cu_seqlens.defined(); }
   /// The same on `device`; does not wait for copies out of pinned memory.

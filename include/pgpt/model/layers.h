@@ -108,10 +108,11 @@ class SelfAttention {
                                    Saved& saved) const;
 };
 
-/// Which attention implementation these layers run in training, for the start-up lines; `segmented`: for micro-batches
-/// of several documents that are kept apart.
+/// Which attention implementation these layers run in training on micro-batches of `batch` samples, for the start-up
+/// lines; `segmented`: of documents that are kept apart.
 [[nodiscard]] std::string attention_implementation(const config::ModelConfig& config, at::ScalarType dtype,
-                                                   at::Device device, bool segmented, const kernels::Policy& policy);
+                                                   at::Device device, std::int64_t batch, bool segmented,
+                                                   const kernels::Policy& policy);
 
 /// Feed-forward block: fc1, activation (gated or not), fc2.
 class Mlp {
