@@ -90,6 +90,9 @@ void check_equal(comm::World& world) {
               expected_sum.add_(expected_part);
             }
             require(same_bytes(sum, expected_sum), concat("reduce_scatter_add to ", accumulator_dtype));
+            group->reduce_scatter_others(sum, whole, overwrite).wait();
+            plain->reduce_scatter_others(expected_sum, whole.clone(), overwrite).wait();
+            require(same_bytes(sum, expected_sum), concat("reduce_scatter_others to ", accumulator_dtype));
           }
         }
         // In place: this rank's part of the input receives the sum.

@@ -167,6 +167,29 @@ TEST_CASE("reduce_scatter_add equals reduce_scatter and an addition, bit for bit
   }
 }
 
+TEST_CASE("reduce_scatter_others leaves out this rank's part", "[cpu][dist]") {
+  for (const int size : {1, 2, 3}) {
+    on_ranks(size, [size](World& world) {
+      auto group = world.create_group("all", first_ranks(size));
+      for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+        for (const int64_t numel : kSizes) {
+          // Small integers: every sum is exact.
+          const at::Tensor input = data_of(group->rank(), numel * size, at::kLong).remainder(17).to(dtype);
+          at::Tensor sum = at::empty({numel}, input.options());
+          group->reduce_scatter(sum, input, ReduceOp::kSum).wait();
+          const at::Tensor others = sum - input.narrow(0, group->rank() * numel, numel);
+          at::Tensor accumulator = at::full({numel}, 3, input.options());
+          group->reduce_scatter_others(accumulator, input, /*overwrite=*/false).wait();
+          expect(same_bytes(accumulator, others + 3), label("reduce_scatter_others", size, dtype, numel));
+          group->reduce_scatter_others(accumulator, input, /*overwrite=*/true).wait();
+          expect(same_bytes(accumulator, others.clone()),
+                 label("reduce_scatter_others, replacing", size, dtype, numel));
+        }
+      }
+    });
+  }
+}
+
 TEST_CASE("all_gather, broadcast, all_to_all, send and receive move every dtype bit for bit", "[cpu][dist]") {
   for (const int size : {2, 4}) {
     on_ranks(size, [size](World& world) {

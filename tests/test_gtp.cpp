@@ -166,6 +166,29 @@ TEST_CASE("prefetch, asynchronous scatter and recompute change no bit", "[cpu][g
   }
 }
 
+TEST_CASE("weight gradients in two products are the same sums", "[cpu][gtp]") {
+  // Padding at 4 peers, tied tables, several micro-batches (of which the first is split), recompute.
+  for (const std::string& model : {std::string(), kUntied, kLlama}) {
+    for (const int shards : {2, 4}) {
+      INFO(model << shards);
+      const std::string flags = model + shards_flag(shards);
+      const Run whole = run(flags + "--gtp-weight-gradients whole", shards);
+      const Run split = run(flags + "--gtp-weight-gradients split", shards);
+      check_equal_sums(split, whole);
+      CHECK(split.counters.scatters == whole.counters.scatters);
+      check_equal_bits(run(flags + "--gtp-weight-gradients split --no-gtp-async-reduce-scatter", shards), split);
+      check_equal_bits(
+          run(flags + "--gtp-weight-gradients split --recompute-granularity full --recompute-method uniform "
+                      "--recompute-num-layers 1",
+              shards),
+          split);
+    }
+  }
+  // 16-bit gradients are scattered whole.
+  const std::string rounded = "--bf16 --no-gradient-accumulation-fusion " + kLlama + shards_flag(2);
+  check_equal_bits(run(rounded + "--gtp-weight-gradients split", 2), run(rounded, 2));
+}
+
 TEST_CASE("kept gathered weights change no bit and are gathered once a step", "[cpu][gtp]") {
   // Two micro-batches, 10 uses of which the embedding's is not read in backward: 2 * (10 + 9) gathers a step.
   constexpr std::int64_t kSteps = 4, kWhole = 2 * 19;

@@ -54,7 +54,47 @@ struct AddedState final : Pending::State {
   }
 };
 
+/// Every rank's part, of which the waiting stream adds up the others'.
+struct OthersState final : Pending::State {
+  Pending parts_arrive;
+  at::Tensor parts, accumulator;  // [ranks, n], [n]
+  int rank = 0;
+  bool overwrite = false;
+
+  void finish() override {
+    const at::NoGradGuard no_grad;
+    parts_arrive.wait();
+    at::Tensor sum;
+    for (int r = 0; r < parts.size(0); ++r) {
+      if (r == rank) continue;
+      const at::Tensor part = parts[r].to(at::promoteTypes(parts.scalar_type(), at::kFloat));
+      sum = sum.defined() ? sum.add_(part) : part.clone();
+    }
+    const at::Tensor rounded = sum.to(parts.scalar_type()).view(accumulator.sizes());
+    if (overwrite) {
+      accumulator.copy_(rounded);
+    } else {
+      accumulator.add_(rounded);
+    }
+  }
+};
+
 }  // namespace
+
+Pending Communicator::reduce_scatter_others(at::Tensor accumulator, at::Tensor input, bool overwrite) {
+  check_scatter_add(accumulator, input, size());
+  if (size() == 1) {
+    if (overwrite) accumulator.zero_();
+    return {};
+  }
+  auto state = std::make_unique<OthersState>();
+  state->parts = at::empty({size(), accumulator.numel()}, input.options());
+  state->parts_arrive = all_to_all(state->parts, input);
+  state->accumulator = std::move(accumulator);
+  state->rank = rank();
+  state->overwrite = overwrite;
+  return Pending(std::move(state));
+}
 
 Pending Communicator::reduce_scatter_add(at::Tensor accumulator, at::Tensor input, bool overwrite) {
   check_scatter_add(accumulator, input, size());

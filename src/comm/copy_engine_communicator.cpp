@@ -146,6 +146,15 @@ class CopyEngineCommunicator final : public Communicator {
                           [&] { scatter(accumulator, input, *place, overwrite, 1.0F); });
   }
 
+  Pending reduce_scatter_others(at::Tensor accumulator, at::Tensor input, bool overwrite) override {
+    check_scatter_add(accumulator, input, size());
+    const auto place = part_type(input.scalar_type()) ? shared_place(input) : std::nullopt;
+    if (!place) return nccl_->reduce_scatter_others(std::move(accumulator), std::move(input), overwrite);
+    refuse_capture("reduce_scatter_others");
+    return stream_.launch("reduce_scatter_others", {accumulator, input},
+                          [&] { scatter_others(accumulator, input, *place, overwrite); });
+  }
+
   Pending all_reduce(at::Tensor tensor, ReduceOp op) override { return nccl_->all_reduce(std::move(tensor), op); }
   Pending broadcast(at::Tensor tensor, int root) override { return nccl_->broadcast(std::move(tensor), root); }
   Pending all_to_all(at::Tensor output, at::Tensor input) override {
@@ -220,10 +229,14 @@ class CopyEngineCommunicator final : public Communicator {
     await_peers(PeerMemory::kDone, sequence);  // then the input may be changed
   }
 
-  void scatter(const at::Tensor& accumulator, const at::Tensor& input, const PeerMemory::Place& place, bool overwrite,
-               float scale) {
+  /// Bytes from one part to the next where the others' parts are received.
+  [[nodiscard]] static std::size_t stride_of(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+  /// Brings the others' parts of this rank here, by rank; returns where.
+  [[nodiscard]] std::byte* receive_parts(const at::Tensor& input, const PeerMemory::Place& place,
+                                         std::uint32_t sequence) {
     const std::size_t bytes = input.nbytes() / static_cast<std::size_t>(size());
-    const std::size_t stride = (bytes + 15) / 16 * 16;
+    const std::size_t stride = stride_of(bytes);
     // This stream is the current one, so a buffer that is replaced goes back to this stream's pool: in order with the
     // operations that still use it.
     const auto needed = static_cast<std::int64_t>(stride) * (size() - 1);
@@ -232,24 +245,53 @@ class CopyEngineCommunicator final : public Communicator {
       received_ = at::empty({needed}, input.options().dtype(at::kByte));
     }
     auto* const received = static_cast<std::byte*>(received_.data_ptr());
-    const std::size_t offset = static_cast<std::size_t>(rank()) * bytes;
-    const std::uint32_t sequence = memory_->next_sequence();
-    memory_->signal(PeerMemory::kReady, sequence, stream_.get());
-    pull(place, offset, bytes, sequence,
+    pull(place, static_cast<std::size_t>(rank()) * bytes, bytes, sequence,
          [&](int peer) { return received + static_cast<std::size_t>(peer - (peer > rank() ? 1 : 0)) * stride; });
+    return received;
+  }
+
+  [[nodiscard]] static PartSum part_sum(const at::Tensor& accumulator, const at::Tensor& input, bool overwrite) {
     PartSum sum;
     sum.type = *part_type(input.scalar_type());
     sum.accumulator_fp32 = accumulator.scalar_type() == at::kFloat;
     sum.overwrite = overwrite;
-    sum.scale = scale;
     sum.count = accumulator.numel();
+    sum.stride = stride_of(static_cast<std::size_t>(accumulator.numel()) * input.element_size());
+    sum.accumulator = accumulator.data_ptr();
+    return sum;
+  }
+
+  void scatter(const at::Tensor& accumulator, const at::Tensor& input, const PeerMemory::Place& place, bool overwrite,
+               float scale) {
+    const std::size_t bytes = input.nbytes() / static_cast<std::size_t>(size());
+    const std::uint32_t sequence = memory_->next_sequence();
+    memory_->signal(PeerMemory::kReady, sequence, stream_.get());
+    PartSum sum = part_sum(accumulator, input, overwrite);
+    sum.received = receive_parts(input, place, sequence);
+    sum.scale = scale;
     sum.ranks = size();
     sum.own_rank = rank();
-    sum.own = static_cast<const std::byte*>(input.const_data_ptr()) + offset;
-    sum.received = received;
-    sum.stride = stride;
-    sum.accumulator = accumulator.data_ptr();
+    sum.own = static_cast<const std::byte*>(input.const_data_ptr()) + static_cast<std::size_t>(rank()) * bytes;
     sum_parts(sum, stream_.get());
+    await_peers(PeerMemory::kDone, sequence);
+  }
+
+  void scatter_others(const at::Tensor& accumulator, const at::Tensor& input, const PeerMemory::Place& place,
+                      bool overwrite) {
+    const std::uint32_t sequence = memory_->next_sequence();
+    memory_->signal(PeerMemory::kReady, sequence, stream_.get());
+    if (size() == 2 && overwrite && accumulator.scalar_type() == input.scalar_type()) {
+      // The one part goes where it belongs, and nothing is left to add.
+      const std::size_t bytes = accumulator.nbytes();
+      pull(place, static_cast<std::size_t>(rank()) * bytes, bytes, sequence,
+           [&](int /*peer*/) { return static_cast<std::byte*>(accumulator.data_ptr()); });
+    } else {
+      PartSum sum = part_sum(accumulator, input, overwrite);
+      sum.received = receive_parts(input, place, sequence);
+      sum.ranks = size() - 1;
+      sum.own_rank = sum.ranks;  // none of them
+      sum_parts(sum, stream_.get());
+    }
     await_peers(PeerMemory::kDone, sequence);
   }
 

@@ -187,6 +187,11 @@ void derive_world(Derivation& d) {
   if (p.gtp == 1 && p.gtp_keep_gathered_layers > 0) {
     d.notice("WARNING: --gtp-keep-gathered-layers has no effect without --tensor-parallel-num-weight-shards above 1");
   }
+  const std::string gradients = d.values.text("gtp_weight_gradients");
+  if (gradients != "auto") p.gtp_split_products = gradients == "split";
+  if (p.gtp == 1 && gradients == "split") {
+    d.notice("WARNING: --gtp-weight-gradients split has no effect without --tensor-parallel-num-weight-shards above 1");
+  }
   p.gtp_communicators = d.values.text("gtp_communicators") == "1" ? 1 : 2;
   if (p.gtp == 1 && p.gtp_communicators == 1)
     d.notice("WARNING: --gtp-communicators 1 has no effect without --tensor-parallel-num-weight-shards above 1");

@@ -40,7 +40,8 @@ struct GatheredWeight::Slot {
 
 struct WeightChain::Scatter {
   comm::Pending pending;
-  at::Tensor parts;  // with fp32 accumulation: all peers' parts [peers, shard elements]
+  at::Tensor parts;           // with fp32 accumulation: all peers' parts [peers, shard elements]
+  std::function<void()> own;  // with split products: this rank's rows, when the peers' parts are there
 };
 
 const at::Tensor& GatheredWeight::get() const {
@@ -255,11 +256,43 @@ void WeightChain::gradient_written(UseId use) {
   } else {
     scatter->pending = scatter_.reduce_scatter_add(weight.main_gradient, whole, weight.take_first_contribution());
   }
+  launched(use, std::move(scatter));
+}
+
+void WeightChain::launched(UseId use, std::unique_ptr<Scatter> scatter) {
   ++counters_.scatters;
   scatters_[use] = std::move(scatter);
   if (!options_.async_scatter) finish_scatter(use);
   // The chain's first use ends a microbatch: what is ready belongs to it and not to the next one.
   if (use == 0) finish_gradients();
+}
+
+void WeightChain::add_product(UseId use, Product product) {
+  const UseSpec& spec = uses_.at(use);
+  parameter::Parameter& weight = *spec.weight;
+  const bool split = options_.split_products && distributed() && weight.awaits_gradient &&
+                     spec.gradient_dtype == weight.main_gradient.scalar_type();
+  const GradientTarget target = gradient_target(use);
+  if (!split) {
+    product(target.tensor, 0, target.scale, target.overwrite);
+    return gradient_written(use);
+  }
+  const at::Tensor whole = std::exchange(written_, at::Tensor());
+  const std::int64_t rows = target.tensor.size(0), shard_rows = weight.weight.size(0);
+  const std::int64_t own = std::min(rows, scatter_.rank() * shard_rows), own_end = std::min(rows, own + shard_rows);
+  const auto compute = [&](std::int64_t first, std::int64_t end) {
+    if (first < end) product(target.tensor.narrow(0, first, end - first), first, target.scale, /*overwrite=*/true);
+  };
+  compute(0, own);
+  compute(own_end, rows);
+  auto scatter = std::make_unique<Scatter>();
+  scatter->pending = scatter_.reduce_scatter_others(weight.main_gradient, whole, weight.take_first_contribution());
+  if (own < own_end) {
+    scatter->own = [product = std::move(product), &weight, own, count = own_end - own, scale = target.scale] {
+      product(weight.main_gradient.view(weight.weight.sizes()).narrow(0, 0, count), own, scale, /*overwrite=*/false);
+    };
+  }
+  launched(use, std::move(scatter));
 }
 
 void WeightChain::contribution_added(UseId use) {
@@ -270,6 +303,7 @@ void WeightChain::finish_scatter(UseId use) {
   const std::unique_ptr<Scatter> scatter = std::move(scatters_[use]);
   scatter->pending.wait();
   parameter::Parameter& weight = *uses_[use].weight;
+  if (scatter->own) scatter->own();
   if (scatter->parts.defined()) {
     const at::ScalarType dtype = scatter->parts.scalar_type();
     weight.add_to_main_gradient(scatter->parts.to(at::kFloat).sum(0).to(dtype).view(weight.weight.sizes()));

@@ -70,6 +70,14 @@ struct Library {
   std::size_t workspace_bytes;
 };
 
+/// Elements from row to row of A and B as they are stored.
+struct Strides {
+  std::int64_t a, b;
+  /// Of contiguous matrices.
+  explicit Strides(const GemmShape& s) : a(s.transpose_a ? s.rows : s.inner), b(s.transpose_b ? s.inner : s.columns) {}
+  Strides(std::int64_t row_a, std::int64_t row_b) : a(row_a), b(row_b) {}
+};
+
 struct Addresses {
   const void *a, *b, *bias;
   void* d;
@@ -78,7 +86,7 @@ struct Addresses {
 
 /// What cuBLASLt needs to know of a product apart from addresses. Lives on the stack: nothing is allocated.
 struct Description {
-  Description(const GemmShape& s, const void* bias) {
+  Description(const GemmShape& s, const void* bias, const Strides& strides) {
     PGPT_CUBLASLT_CHECK(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), describe(s));
     set(CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, s);
     set(CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, s);
@@ -86,9 +94,9 @@ struct Description {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, s);
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, s);
     }
-    layout(first, s.input, s.transpose_b ? s.columns : s.inner, s.transpose_b ? s.inner : s.columns, s);
-    layout(second, s.input, s.transpose_a ? s.inner : s.rows, s.transpose_a ? s.rows : s.inner, s);
-    layout(result, s.output, s.rows, s.columns, s);
+    layout(first, s.input, s.transpose_b ? s.columns : s.inner, s.transpose_b ? s.inner : s.columns, strides.b, s);
+    layout(second, s.input, s.transpose_a ? s.inner : s.rows, s.transpose_a ? s.rows : s.inner, strides.a, s);
+    layout(result, s.output, s.rows, s.columns, s.columns, s);
   }
 
   template <class T>
@@ -96,9 +104,9 @@ struct Description {
     PGPT_CUBLASLT_CHECK(cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof value), describe(s));
   }
   static void layout(cublasLtMatrixLayoutOpaque_t& matrix, GemmType type, std::int64_t rows, std::int64_t columns,
-                     const GemmShape& s) {
+                     std::int64_t stride, const GemmShape& s) {
     PGPT_CUBLASLT_CHECK(cublasLtMatrixLayoutInit(&matrix, data_type(type), static_cast<std::uint64_t>(columns),
-                                                 static_cast<std::uint64_t>(rows), columns),
+                                                 static_cast<std::uint64_t>(rows), stride),
                         describe(s));
   }
 
@@ -252,9 +260,11 @@ const GemmAlgorithm& choose(GemmAlgorithms& algorithms, const Library& library, 
   return algorithms.add_agreed(s, mine);
 }
 
+/// Rows may lie apart.
 bool is_matrix(const at::Tensor& t) {
-  return t.is_cuda() && t.dim() == 2 && t.is_contiguous() && t.numel() > 0 &&
-         t.size(1) * static_cast<std::int64_t>(t.element_size()) % 16 == 0;
+  const auto element = static_cast<std::int64_t>(t.element_size());
+  return t.is_cuda() && t.dim() == 2 && t.numel() > 0 && t.stride(1) == 1 && t.stride(0) >= t.size(1) &&
+         t.size(1) * element % 16 == 0 && t.stride(0) * element % 16 == 0;
 }
 
 std::optional<GemmType> gemm_type(const at::Tensor& t) {
@@ -274,7 +284,7 @@ std::optional<GemmType> gemm_type(const at::Tensor& t) {
 
 bool gemm(GemmAlgorithms& algorithms, const GemmOperand& a, const GemmOperand& b, const at::Tensor& bias, double alpha,
           bool accumulate, const at::Tensor& d) {
-  if (!is_matrix(a.stored) || !is_matrix(b.stored) || !is_matrix(d)) return false;
+  if (!is_matrix(a.stored) || !is_matrix(b.stored) || !is_matrix(d) || !d.is_contiguous()) return false;
   const std::optional<GemmType> input = gemm_type(a.stored), second = gemm_type(b.stored), output = gemm_type(d);
   if (!input || !output || input != second || input == GemmType::kFloat32) return false;
   if (output != input && output != GemmType::kFloat32) return false;
@@ -302,7 +312,7 @@ bool gemm(GemmAlgorithms& algorithms, const GemmOperand& a, const GemmOperand& b
   if (bits % 16 != 0) return false;
   s.alignment = bits % static_cast<std::uintptr_t>(kAligned) == 0 ? kAligned : 16;
   const Library library;
-  Description description(s, addresses.bias);
+  Description description(s, addresses.bias, {a.stored.stride(0), b.stored.stride(0)});
   const GemmAlgorithm* algorithm = algorithms.find(s);
   if (algorithm == nullptr) algorithm = &choose(algorithms, library, s, description, addresses, d);
   launch(library, s, description, *algorithm, addresses, accumulate ? addresses.d : nullptr, addresses.d);
@@ -316,7 +326,7 @@ std::optional<GemmLibrary> gemm_library() {
 void check_gemm_algorithms(const GemmAlgorithms& algorithms, const std::string& file) {
   const Library library;
   for (const auto& [s, algorithm] : algorithms.kept()) {
-    Description description(s, library.workspace);  // any address will do: nothing runs
+    Description description(s, library.workspace, Strides(s));  // any address will do: nothing runs
     const cublasLtMatmulAlgo_t algo = to_library(algorithm);
     GemmAlgorithm named = to_algorithm(algo, static_cast<std::size_t>(algorithm.workspace));
     named.microseconds = algorithm.microseconds;

@@ -77,14 +77,14 @@ Tensor Linear::backward(const StepContext& context, const Tensor& dy, const Tens
   const gtp::GatheredWeight weight = chain.read(use, Pass::kBackward);
   Tensor dx = kernels::linear_input_gradient(dy, weight.get(), context.policy);
   const gtp::UseSpec& spec = chain.uses()[use];
-  const gtp::WeightChain::GradientTarget target = chain.gradient_target(use);
   if (context.observer != nullptr && context.observer->gradient) {
-    // The target may be a running sum, so an observer gets a gradient computed beside it.
+    // What is written may be a running sum, so an observer gets a gradient computed beside it.
     context.observer->gradient(spec.weight->spec.name, kernels::linear_weight_gradient(dy, x, spec.gradient_dtype));
   }
-  at::Tensor gradient = target.tensor;
-  kernels::add_weight_gradient(gradient, dy, x, target.scale, target.overwrite, context.policy);
-  chain.gradient_written(use);
+  chain.add_product(
+      use, [dy, x, policy = context.policy](Tensor target, std::int64_t first, double scale, bool overwrite) {
+        kernels::add_weight_gradient(target, dy.narrow(1, first, target.size(0)), x, scale, overwrite, policy);
+      });
   return dx;
 }
 

@@ -68,6 +68,8 @@ class Communicator {
   /// Adds this rank's part of the summed input [size * n] to `accumulator` [n] (`overwrite`: replaces it). The sum has
   /// input's dtype, as from reduce_scatter; the accumulator may be fp32 while input is 16-bit.
   [[nodiscard]] virtual Pending reduce_scatter_add(at::Tensor accumulator, at::Tensor input, bool overwrite);
+  /// The same without this rank's own part: `accumulator` (+)= the sum of the others'.
+  [[nodiscard]] virtual Pending reduce_scatter_others(at::Tensor accumulator, at::Tensor input, bool overwrite);
   /// Reduces in place.
   [[nodiscard]] virtual Pending all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   /// In place; `root` is a rank of this group.

@@ -34,6 +34,9 @@ struct ChainOptions {
   bool async_scatter = true;  ///< finish a reduce-scatter when its buffer is needed again, two uses later
   bool fp32_accumulation =
       false;  ///< above 2 peers: all-to-all and an fp32 sum instead of a reduce-scatter in the gradient's dtype
+  /// A step's first gradient is computed in two products: the peers' rows, which travel, and this rank's on top of what
+  /// came from them, so that nothing is left to add up.
+  bool split_products = false;
   std::size_t kept_uses = 0;  ///< uses at the chain's end whose gathered weights stay until the weights change
   bool mean = true;           ///< divide gradients by the group size; false with --calculate-per-token-loss
 };
@@ -100,6 +103,12 @@ class WeightChain {
   /// Brings the gradient written last to the main gradient: at once for a group of one, else by a reduce-scatter that
   /// completes with the next calls.
   void gradient_written(UseId use);
+  /// Computes rows [first, first + target.size(0)) of a use's whole gradient from one microbatch:
+  /// target (overwrite ? = : +=) scale * rows.
+  using Product = std::function<void(at::Tensor target, std::int64_t first, double scale, bool overwrite)>;
+  /// The same for a gradient that `product` computes, at once or in parts; a part may be computed as late as
+  /// `finish_gradients`, on the stream that is current then.
+  void add_product(UseId use, Product product);
   /// Completes every reduce-scatter still in flight; before gradients are reduced further.
   void finish_gradients();
 
@@ -118,6 +127,7 @@ class WeightChain {
   void launch_gather(UseId use, Pass pass);
   [[nodiscard]] std::ptrdiff_t next_use(UseId use, Pass pass) const;
   [[nodiscard]] at::Tensor whole_gradient(UseId use) const;
+  void launched(UseId use, std::unique_ptr<Scatter> scatter);
   void finish_scatter(UseId use);
   void contribution_added(UseId use);
 
