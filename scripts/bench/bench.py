@@ -11,7 +11,7 @@ writes results.md, results.json and the logs into the output folder.
 
 With --gpus above 1 every entry of --runs is MODEL:LAYOUT[:MICRO-BATCH], where LAYOUT is dp (data parallel), gtpK (GTP
 over K ranks, data parallel over the rest), with variants behind it: -noprefetch, -copy or -nccl (--gtp-transport),
--whole (--gtp-weight-gradients whole), -one (--gtp-communicators 1), -kept (--gtp-keep-gathered-layers for all layers),
+-split (--gtp-weight-gradients split), -one (--gtp-communicators 1), -kept (--gtp-keep-gathered-layers for all layers),
 -bf16 (gradients scattered in bf16), -tuned (--gemm-algorithms), -settled (with --gemm-tuning-ms 50 too), -graph
 (--cuda-graph-impl full_iteration). The default list is that of docs/benchmarks.md. On one GPU --variants names them.
 """
@@ -63,7 +63,7 @@ class Layout:
     VARIANTS = {
         "noprefetch": ["--no-gtp-prefetch"],
         "copy": ["--gtp-transport", "copy-engine"],
-        "whole": ["--gtp-weight-gradients", "whole"],
+        "split": ["--gtp-weight-gradients", "split"],
         "one": ["--gtp-communicators", "1"],
         "kept": ["--gtp-keep-gathered-layers", "{layers}"],
         "nccl": ["--gtp-transport", "nccl"],

@@ -187,9 +187,8 @@ void derive_world(Derivation& d) {
   if (p.gtp == 1 && p.gtp_keep_gathered_layers > 0) {
     d.notice("WARNING: --gtp-keep-gathered-layers has no effect without --tensor-parallel-num-weight-shards above 1");
   }
-  const std::string gradients = d.values.text("gtp_weight_gradients");
-  if (gradients != "auto") p.gtp_split_products = gradients == "split";
-  if (p.gtp == 1 && gradients == "split") {
+  p.gtp_split_products = d.values.text("gtp_weight_gradients") == "split";
+  if (p.gtp == 1 && p.gtp_split_products) {
     d.notice("WARNING: --gtp-weight-gradients split has no effect without --tensor-parallel-num-weight-shards above 1");
   }
   p.gtp_communicators = d.values.text("gtp_communicators") == "1" ? 1 : 2;

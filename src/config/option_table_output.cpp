@@ -140,10 +140,9 @@ Rows own_rows() {
       integer("--world-size", kNone, "Number of ranks that --dry-run assumes.").own().action(),
       off("--no-gtp-prefetch", "Gather each weight only when it is needed.").own(),
       off("--no-gtp-async-reduce-scatter", "Wait for each gradient's reduce-scatter at once.").own(),
-      choice(
-          "--gtp-weight-gradients", "auto", "auto|whole|split",
-          "split: a weight gradient is two products, the peers' rows first and this rank's on top of what comes from "
-          "the peers; whole: one product, and sums of parts; auto: split where tensors move by copies.")
+      choice("--gtp-weight-gradients", "whole", "whole|split",
+             "whole: a weight gradient is one product, and a sum of the peers' parts; split: two products, the peers' "
+             "rows first and this rank's on top of what comes from the peers.")
           .own(),
       choice("--gtp-communicators", "2", "1|2",
              "Communicators of GTP: 1 lets gathers and reduce-scatters take turns, for less memory of NCCL.")

@@ -60,8 +60,8 @@ WeightChain::WeightChain(std::vector<UseSpec> uses, comm::Communicator& gather, 
       options_(options),
       on_gradient_ready_(std::move(on_gradient_ready)),
       scatters_(uses_.size()),
-      kept_(uses_.size()),
-      last_in_backward_(uses_.size(), true) {
+      last_in_backward_(uses_.size(), true),
+      kept_(uses_.size()) {
   PGPT_ASSERT(gather_.size() == scatter_.size(), "both directions span the same peers");
   for (std::size_t i = 0; i < uses_.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {

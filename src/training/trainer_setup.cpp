@@ -128,7 +128,7 @@ void Trainer::build_model() {
   gtp::ChainOptions chain_options;
   chain_options.prefetch = parallel.gtp_prefetch;
   chain_options.async_scatter = parallel.gtp_async_reduce_scatter;
-  chain_options.split_products = parallel.gtp_split_products.value_or(groups_.gtp_scatter->copies_shared());
+  chain_options.split_products = parallel.gtp_split_products;
   chain_options.kept_uses = model_->uses_of_last(parallel.gtp_keep_gathered_layers);
   // The copy engine's sum is in fp32 with one rounding anyway.
   chain_options.fp32_accumulation = parallel.gtp_fp32_accumulation && !groups_.gtp_scatter->copies_shared();

@@ -154,7 +154,7 @@ struct ParallelConfig {
   bool average_in_collective = false;
   bool gtp_prefetch = true;                   ///< --no-gtp-prefetch turns it off
   std::int64_t gtp_keep_gathered_layers = 0;  ///< last layers whose gathered weights stay until the optimizer step
-  std::optional<bool> gtp_split_products;     ///< --gtp-weight-gradients; none: where tensors move by copies
+  bool gtp_split_products = false;            ///< --gtp-weight-gradients split
   std::int64_t gtp_communicators = 2;         ///< 1: gathers and scatters take turns
   bool gtp_async_reduce_scatter = true;       ///< --no-gtp-async-reduce-scatter turns it off
   bool gtp_fp32_accumulation = false;         ///< --gtp-remat-reduce-scatter-with-fp32-accumulation
