@@ -46,7 +46,7 @@ std::string piece(const std::string& text, std::uint64_t type = 1) {
 
 PreprocessOptions preprocess_options(const std::string& input, const std::string& output) {
   PreprocessOptions options;
-  options.input = input;
+  options.inputs = {input};
   options.output_prefix = output;
   options.vocab_size = 128;
   return options;
@@ -212,9 +212,11 @@ TEST_CASE("preprocessing gives the reference's files byte for byte", "[cpu]") {
     options.eod = options.vocab_size - 1;
     options.partitions = contains(arguments, "--partitions 2") ? 2 : 1;
     const PreprocessResult result = preprocess_jsonl(options, null_ids(options.vocab_size));
-    CHECK(result.lines == 3);
-    CHECK(result.sequences == 3);
-    CHECK(result.tokens == 7 + (options.append_eod ? 3 : 0));
+    CHECK(result.documents == 3);
+    CHECK(result.input_bytes == static_cast<std::int64_t>(input.size()));
+    REQUIRE(result.pairs.size() == 1);
+    CHECK(result.pairs[0].sequences == 3);
+    CHECK(result.tokens() == 7 + (options.append_eod ? 3 : 0));
     for (const auto& [name, hex_text] : run["files"].items()) {
       std::string hex;
       for (const char c : read_text(folder / name)) {
@@ -243,15 +245,20 @@ TEST_CASE("lists of texts become one document of several sequences, and several 
   options.append_eod = true;
   options.eod = 127;
   const PreprocessResult result = preprocess_jsonl(options, null_ids(128));
-  REQUIRE(result.prefixes == std::vector<std::string>{folder / "o_text_document", folder / "o_other_document"});
-  const IndexedDataset text(result.prefixes[0]);
+  REQUIRE(result.pairs.size() == 2);
+  CHECK(result.pairs[0].prefix == folder / "o_text_document");
+  CHECK(result.pairs[1].prefix == folder / "o_other_document");
+  CHECK(result.pairs[0].tokens == 4);
+  CHECK(result.pairs[1].tokens == 5);
+  CHECK(result.tokens() == 9);
+  const IndexedDataset text(result.pairs[0].prefix);
   CHECK(text.size() == 2);
   CHECK(text.length(0) == 2);
   CHECK(text.length(1) == 2);  // 3 and EOD
   CHECK(text.boundaries() == 3);
   CHECK(text.boundary(1) == 2);
   CHECK(text.boundary(2) == 2);  // the empty document
-  CHECK(IndexedDataset(result.prefixes[1]).length(1) == 3);
+  CHECK(IndexedDataset(result.pairs[1].prefix).length(1) == 3);
 }
 
 TEST_CASE("preprocessing errors name file and line and leave nothing behind", "[cpu]") {
@@ -279,4 +286,97 @@ TEST_CASE("preprocessing errors name file and line and leave nothing behind", "[
   PreprocessOptions options = preprocess_options(input, folder / "o");
   options.append_eod = true;
   CHECK(contains(error_of<ConfigError>([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "--append-eod"));
+}
+
+TEST_CASE("workers and the cut into files do not change what preprocessing writes", "[cpu]") {
+  const TemporaryFolder folder;
+  // More than one batch for one worker (8192 lines) and for three.
+  constexpr int kLines = 30000;
+  std::vector<std::string> lines;
+  for (int i = 0; i < kLines; ++i) {
+    std::string text = std::to_string(i % 1000);
+    for (int j = 0; j < i % 7; ++j) text += ' ' + std::to_string((i * 31 + j) % 1000);
+    lines.push_back("{\"text\": \"" + text + "\"}\n");
+  }
+  std::string whole;
+  std::string first;
+  std::string second;
+  for (int i = 0; i < kLines; ++i) {
+    whole += lines[static_cast<std::size_t>(i)];
+    (i < 12345 ? first : second) += lines[static_cast<std::size_t>(i)];
+  }
+  write_text(folder / "whole.jsonl", whole);
+  write_text(folder / "1.jsonl", first);
+  write_text(folder / "2.jsonl", second);
+  for (const std::int64_t partitions : {1, 3}) {
+    PreprocessOptions options = preprocess_options(folder / "whole.jsonl", folder / "one");
+    options.vocab_size = 1000;
+    options.partitions = partitions;
+    std::vector<std::int64_t> reports;
+    (void)preprocess_jsonl(options, null_ids(1000), [&](const auto& result) { reports.push_back(result.documents); });
+    CHECK(reports.size() > 3);
+    CHECK(std::is_sorted(reports.begin(), reports.end()));
+    CHECK(reports.back() == kLines);
+    // Line i stands at its place among those with the same remainder, after all of smaller remainders.
+    const IndexedDataset written(folder / "one_text_document");
+    REQUIRE(written.size() == kLines);
+    std::int64_t at = 0;
+    for (std::int64_t part = 0; part < partitions; ++part) {
+      for (std::int64_t i = part; i < kLines; i += partitions, ++at) {
+        std::int64_t id = -1;
+        written.read(at, 0, 1, &id);
+        if (id != i % 1000 || written.length(at) != i % 7 + 1) FAIL("document " << at << " is not line " << i);
+      }
+    }
+    options.inputs = {folder / "1.jsonl", folder / "2.jsonl"};
+    options.output_prefix = folder / "three";
+    options.workers = 3;
+    CHECK(preprocess_jsonl(options, null_ids(1000)).documents == kLines);
+    for (const char* file : {"_text_document.bin", "_text_document.idx"}) {
+      CHECK(read_text(folder / (std::string("three") + file)) == read_text(folder / (std::string("one") + file)));
+    }
+  }
+  // Whichever worker fails first, the first wrong line is named.
+  std::string wrong = whole;
+  wrong += "{\"text\": \"1000\"}\n{\n";
+  write_text(folder / "wrong.jsonl", wrong);
+  PreprocessOptions options = preprocess_options(folder / "wrong.jsonl", folder / "wrong");
+  options.vocab_size = 1000;
+  options.workers = 3;
+  CHECK(
+      contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(1000)); }), "wrong.jsonl line 30001: token id"));
+}
+
+TEST_CASE("a preprocessing run that fails leaves the files of an earlier one alone", "[cpu]") {
+  const TemporaryFolder folder;
+  write_text(folder / "good.jsonl", "{\"text\": \"1 2\", \"other\": \"3\"}\n");
+  write_text(folder / "bad.jsonl", "{\"text\": \"4\", \"other\": \"5\"}\n{\"text\": \"4\", \"other\": \"x\"}\n");
+  write_text(folder / "empty.jsonl", "");
+  PreprocessOptions options = preprocess_options(folder / "good.jsonl", folder / "o");
+  options.keys = {"text", "other"};
+  (void)preprocess_jsonl(options, null_ids(128));
+  const auto contents = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+      files[entry.path().filename()] = read_text(entry.path());
+    }
+    return files;
+  };
+  const auto before = contents();
+  REQUIRE(before.size() == 3 + 4);
+  const auto stop = [](const PreprocessResult&) { throw DataError("stopped"); };
+  CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128), stop); }), "stopped"));
+  options.inputs = {folder / "bad.jsonl"};
+  CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "bad.jsonl line 2: 'x' is not"));
+  options.inputs = {folder / "empty.jsonl"};
+  CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "no token goes into"));
+  options.inputs = {folder.path()};
+  CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "it is a folder"));
+  options.inputs = {folder / "good.jsonl"};
+  options.keys = {"text", "text"};
+  CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "names a key twice"));
+  options.keys = {"text"};
+  options.workers = 0;
+  CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "--workers 0"));
+  CHECK(contents() == before);
 }

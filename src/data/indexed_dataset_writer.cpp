@@ -98,8 +98,8 @@ void IndexedDatasetWriter::flush() {
   buffer_.clear();
 }
 
-void IndexedDatasetWriter::finish() {
-  PGPT_ASSERT(!finished_ && boundaries_.back() == static_cast<std::int64_t>(lengths_.size()),
+void IndexedDatasetWriter::seal() {
+  PGPT_ASSERT(!sealed_ && boundaries_.back() == static_cast<std::int64_t>(lengths_.size()),
               "the last document was not ended");
   flush();
   const int bin_fd = fd_;
@@ -128,7 +128,12 @@ void IndexedDatasetWriter::finish() {
     throw;
   }
   close_file(fd, idx_temporary_, true);
+  sealed_ = true;
+}
 
+void IndexedDatasetWriter::finish() {
+  PGPT_ASSERT(!finished_, "the files were written already");
+  if (!sealed_) seal();
   // An index left from before must not meet the new tokens.
   ::unlink((prefix_ + ".idx").c_str());
   rename_file(bin_temporary_, prefix_ + ".bin");

@@ -19,6 +19,14 @@ const std::vector<ToolCommand>& tool_commands() {
   static const std::vector<ToolCommand> all = {
       {"estimate", "[--json] OPTIONS OF pretrain_gpt [--world-size N]",
        "Parameters, memory and operations of a training command for any layout, without a GPU.", tool_estimate},
+      {"preprocess",
+       "--input FILE --output-prefix PREFIX --tokenizer-type NullTokenizer --vocab-size N [--null-tokenizer-eod-id N]\n"
+       "          [--json-keys KEY ...] [--append-eod] [--workers N] [--partitions N] [--keep-sequential-samples] "
+       "[--log-interval N]",
+       "Makes PREFIX_KEY_document.bin and .idx, for --data-path, of a file with one JSON object a line; its texts are "
+       "token ids\n      (scripts/text_to_ids.py makes them of text). --input may be a pattern of several files, in "
+       "quotes, or /dev/stdin.",
+       tool_preprocess},
       {"inspect", "DIR [--step N] [--verify] [--arguments] [--json]",
        "What a checkpoint holds; --verify checks every byte.", tool_inspect},
       {"compare",

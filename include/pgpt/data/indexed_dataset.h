@@ -74,7 +74,10 @@ class IndexedDatasetWriter {
   void end_document();
   /// Appends all sequences and documents of `source`, which must have the same element type.
   void append(const IndexedDataset& source);
-  /// Writes the index, flushes to disk and renames both files into place.
+  /// Writes the index and flushes both files to disk under temporary names; nothing can be added afterwards. Called
+  /// for several writers before their finish(), it makes their files appear together.
+  void seal();
+  /// Seals unless that was done, and renames both files into place.
   void finish();
 
  private:
@@ -83,6 +86,7 @@ class IndexedDatasetWriter {
   std::string prefix_, bin_temporary_, idx_temporary_;
   TokenType type_;
   int fd_ = -1;
+  bool sealed_ = false;
   bool finished_ = false;
   std::vector<char> buffer_;
   std::vector<std::int32_t> lengths_;

@@ -26,6 +26,8 @@ struct ToolCommand {
 
 /// Prints parameters, memory and operations of a training command for any layout, without a GPU.
 ExitCode tool_estimate(const std::vector<std::string>& arguments);
+/// Makes a .bin/.idx pair of JSON lines (README, "Train on your data").
+ExitCode tool_preprocess(const std::vector<std::string>& arguments);
 /// Prints what a checkpoint holds; --verify reads and checks every byte, --json prints the manifest with sizes.
 ExitCode tool_inspect(const std::vector<std::string>& arguments);
 /// Compares evidence directories, safetensors files, metrics files or training logs (--log); exit code 1 when they
