@@ -204,7 +204,7 @@ TEST_CASE("kept gathered weights change no bit and are gathered once a step", "[
     const Run all = run(flags + "--gtp-keep-gathered-layers 2", 2);
     CHECK(all.counters.gathers == kSteps * (model.empty() ? 9 : 10));  // tied: one table
     check_equal_bits(all, plain);
-    for (const std::string& more :
+    for (const std::string more :
          {"--no-gtp-prefetch ", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 ",
           "--recompute-granularity selective --recompute-modules core_attn layernorm mlp "}) {
       check_equal_bits(run(flags + "--gtp-keep-gathered-layers 1 " + more, 2), plain);
