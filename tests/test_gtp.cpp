@@ -185,8 +185,10 @@ TEST_CASE("weight gradients in two products are the same sums", "[cpu][gtp]") {
     }
   }
   // 16-bit gradients are scattered whole.
-  const std::string rounded = "--bf16 --no-gradient-accumulation-fusion " + kLlama + shards_flag(2);
-  check_equal_bits(run(rounded + "--gtp-weight-gradients split", 2), run(rounded, 2));
+  for (const std::string more : {"--no-gradient-accumulation-fusion ", "--grad-reduce-in-bf16 "}) {
+    const std::string rounded = "--bf16 " + more + kLlama + shards_flag(2);
+    check_equal_bits(run(rounded + "--gtp-weight-gradients split", 2), run(rounded, 2));
+  }
 }
 
 TEST_CASE("kept gathered weights change no bit and are gathered once a step", "[cpu][gtp]") {

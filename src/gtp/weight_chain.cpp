@@ -270,8 +270,10 @@ void WeightChain::launched(UseId use, std::unique_ptr<Scatter> scatter) {
 void WeightChain::add_product(UseId use, Product product) {
   const UseSpec& spec = uses_.at(use);
   parameter::Parameter& weight = *spec.weight;
+  // 16-bit parts would be rounded once more.
   const bool split = options_.split_products && distributed() && weight.awaits_gradient &&
-                     spec.gradient_dtype == weight.main_gradient.scalar_type();
+                     spec.gradient_dtype == weight.main_gradient.scalar_type() &&
+                     c10::elementSize(spec.gradient_dtype) >= c10::elementSize(at::kFloat);
   const GradientTarget target = gradient_target(use);
   if (!split) {
     product(target.tensor, 0, target.scale, target.overwrite);
