@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Starts pretrain_gpt with torchrun, one rank a GPU; arguments go to pretrain_gpt.
 #
-#   scripts/launch_torchrun.sh --num-layers 12 ...                        all GPUs of this machine
+#   scripts/launch_torchrun.sh --num-layers 12 ...                        all GPUs of this machine; without any, two ranks
 #   NPROC=2 scripts/launch_torchrun.sh ...                                two ranks
 #   NNODES=4 NODE_RANK=0 MASTER_ADDR=node0 scripts/launch_torchrun.sh ... on each of four machines, NODE_RANK 0 to 3
 set -euo pipefail

@@ -27,7 +27,7 @@ else
   preset=cpu-only
   "$project_root/scripts/setup.sh" --without-cuda
 fi
-configure_and_build "$preset" -DPGPT_TESTS=OFF -- pretrain_gpt
+configure_and_build "$preset" -DPGPT_TESTS=OFF -- pretrain_gpt gpt_tool
 build_dir=$project_root/build/$preset
 results=$build_dir/quickstart
 mkdir -p "$results"

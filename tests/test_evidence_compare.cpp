@@ -245,6 +245,9 @@ TEST_CASE("incomplete and foreign evidence is refused", "[cpu][dist]") {
   CHECK(message_of(folder / "a").find("rank_00001.json is missing of 2 ranks") != std::string::npos);
   std::filesystem::create_directories(folder / "empty");
   CHECK(message_of(folder / "empty").find("holds no evidence") != std::string::npos);
+  std::filesystem::create_directories(folder / "saved/iter_0000001");
+  std::ofstream(folder / "saved/iter_0000001/manifest.json") << "{}";
+  CHECK(message_of(folder / "saved").find("is a checkpoint; gpt_tool diff compares two of them") != std::string::npos);
 }
 
 TEST_CASE("gpt_tool compare returns 0 or 1, prints the first difference, JSON, and a picture", "[cpu][dist]") {

@@ -192,6 +192,8 @@ TEST_CASE("metrics files compare by iteration, with measurements of the machine 
   CHECK_FALSE(training::compare_metrics(a, near, "fp32", {}).agrees());
   CHECK(training::compare_metrics(a, near, "fp32", {{"lm_loss", 1e-3}}).agrees());
   CHECK(training::compare_metrics(a, rate, "", {}).real.front().find("learning_rate_applied") != std::string::npos);
+  CHECK(training::compare_metrics(a, same, "", {}, {1}).agrees());
+  CHECK_THROWS_AS(training::compare_metrics(a, same, "", {}, {2}), DataError);
   CHECK_THROWS_AS(training::compare_metrics(a, folder / "missing", "", {}), DataError);
   std::ofstream(folder / "e") << "{\"kind\":\"step\"}\n";
   CHECK_THROWS_AS(training::compare_metrics(a, folder / "e", "", {}), DataError);

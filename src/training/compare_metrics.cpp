@@ -38,7 +38,7 @@ Steps read_metrics(const std::string& path) {
     const json object = json::parse(text, nullptr, false);
     PGPT_CHECK(DataError,
                object.is_object() && object.contains("kind") && object.value("iteration", json()).is_number(), path,
-               ":", line, ": no line of a metrics file (--metrics-file)");
+               ":", line, ": no line of a metrics file (--metrics-file); logs are compared with --log");
     const bool evaluation = object.at("kind") != "step";
     std::map<std::string, double>& values = steps[object.at("iteration").get<std::int64_t>()];
     for (const auto& [name, value] : object.items()) {
@@ -63,8 +63,16 @@ json cell(double value) { return std::isfinite(value) ? json(value) : json(); }
 }  // namespace
 
 NumbersReport compare_metrics(const std::string& path_a, const std::string& path_b, const std::string& preset,
-                              const std::map<std::string, double>& tolerances) {
-  const Steps a = read_metrics(path_a), b = read_metrics(path_b);
+                              const std::map<std::string, double>& tolerances,
+                              const std::vector<std::int64_t>& iterations) {
+  Steps a = read_metrics(path_a);
+  const Steps b = read_metrics(path_b);
+  if (!iterations.empty()) {
+    std::erase_if(a, [&](const auto& step) {
+      return std::find(iterations.begin(), iterations.end(), step.first) == iterations.end();
+    });
+    PGPT_CHECK(DataError, !a.empty(), path_a, " has none of the steps that --iterations names");
+  }
   NumbersReport report;
   report.a = path_a;
   report.b = path_b;
@@ -123,7 +131,15 @@ std::string format_table(const NumbersReport& report, bool all) {
   for (const std::string& artefact : report.artefacts) text += "\nreporting artefact: " + artefact;
   for (const std::string& difference : report.real) text += "\nreal difference: " + difference;
   text += "\nverdict: ";
-  if (!report.real.empty()) return text + "different: the first real difference is at " + report.real.front() + "\n";
+  if (!report.real.empty()) {
+    text += "different: the first real difference is at " + report.real.front() + "\n";
+    const auto first = std::find_if(report.rows.begin(), report.rows.end(),
+                                    [](const NumberRow& row) { return row.match == Match::kDifferent; });
+    if (first != report.rows.end() && first->iteration > report.rows.front().iteration) {
+      text += "Earlier steps agree. Rounding grows from step to step: compare the first steps, or evidence.\n";
+    }
+    return text;
+  }
   if (!report.artefacts.empty()) return text + "the same training, reported differently\n";
   return text + (equal == report.rows.size() ? "equal\n" : "within rounding\n");
 }

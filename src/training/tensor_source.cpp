@@ -93,6 +93,8 @@ void TensorSource::open_evidence() {
       std::snprintf(stem, sizeof stem, "rank_%05d", rank);
       const std::string base = (folder / stem).string();
       std::ifstream in(base + ".json");
+      PGPT_CHECK(DataError, in.good() || !fs::exists(folder / "manifest.json"), folder.string(),
+                 " is a checkpoint; gpt_tool diff compares two of them");
       PGPT_CHECK(DataError, in.good(), folder.string(), " is incomplete: ", stem, ".json is missing",
                  rank > 0 ? concat(" of ", world, " ranks") : std::string(),
                  "; the run was stopped while it wrote, so write it again");

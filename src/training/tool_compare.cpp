@@ -117,9 +117,16 @@ ExitCode tool_compare(const std::vector<std::string>& words) {
                             : " are of different kinds; both must hold tensors, or both metrics");
   PGPT_CHECK(ConfigError, arguments.plot.empty(),
              "compare: --plot draws tensors; give two evidence directories or safetensors files");
-  const NumbersReport report = arguments.logs
-                                   ? compare_logs(a, b, arguments.options.tolerances)
-                                   : compare_metrics(a, b, arguments.options.preset, arguments.options.tolerances);
+  PGPT_CHECK(
+      ConfigError,
+      arguments.options.kinds.empty() && arguments.options.initial_path.empty() && !arguments.options.final_iteration,
+      "compare: --kinds, --initial and --iteration are for tensors; remove them");
+  PGPT_CHECK(ConfigError, !arguments.logs || arguments.options.iterations.empty(),
+             "compare: --iterations chooses among tensors or metrics, not lines of logs; remove it");
+  const NumbersReport report =
+      arguments.logs
+          ? compare_logs(a, b, arguments.options.tolerances)
+          : compare_metrics(a, b, arguments.options.preset, arguments.options.tolerances, arguments.options.iterations);
   print(arguments.json ? format_json(report) : format_table(report, arguments.all));
   return report.agrees() ? ExitCode::kDone : kDiffer;
 }

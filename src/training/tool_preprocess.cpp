@@ -176,6 +176,12 @@ ExitCode tool_preprocess(const std::vector<std::string>& words) {
   }
   std::printf("%lld documents, %lld tokens, %.1f s\n", static_cast<long long>(result.documents),
               static_cast<long long>(result.tokens()), seconds);
+  if (options.append_eod) {
+    std::printf("end of document: id %lld%s\n", static_cast<long long>(options.eod),
+                arguments.has("--null-tokenizer-eod-id")
+                    ? ""
+                    : " (the last one; --null-tokenizer-eod-id names another, where texts use it)");
+  }
   std::printf("train on it with: --data-path %s --tokenizer-type NullTokenizer --vocab-size %lld",
               result.pairs.front().prefix.c_str(), static_cast<long long>(options.vocab_size));
   if (options.eod != options.vocab_size - 1) {

@@ -1,6 +1,6 @@
 """Models go to the transformers library and come back; its own logits are the judge.
 
-Needs the `transformers` package; without it these tests are skipped (scripts/setup.sh installs it).
+Needs the `transformers` package; without it these tests are skipped (scripts/setup.sh --with-tests installs it).
 """
 
 import json
@@ -65,7 +65,7 @@ def relative(found, expected):
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-@unittest.skipUnless(transformers, "the transformers package is not installed; run scripts/setup.sh")
+@unittest.skipUnless(transformers, "the transformers package is not installed; run scripts/setup.sh --with-tests")
 class HuggingFace(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

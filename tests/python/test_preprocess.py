@@ -1,7 +1,8 @@
 """gpt_tool preprocess seen from Python: an independent reader of .bin/.idx finds what went in, and text becomes data by
 scripts/text_to_ids.py.
 
-The second needs the `transformers` package; without it those tests are skipped (scripts/setup.sh installs it).
+The second needs the `transformers` package; without it those tests are skipped (scripts/setup.sh --with-tests
+installs it).
 """
 
 import json
@@ -98,7 +99,7 @@ class Preprocess(unittest.TestCase):
             for key, documents in expected.items():
                 self.assertEqual(read_documents(self.folder / f"o_{key}_document"), (documents, code))
 
-    @unittest.skipUnless(transformers, "the transformers package is not installed; run scripts/setup.sh")
+    @unittest.skipUnless(transformers, "the transformers package is not installed; run scripts/setup.sh --with-tests")
     def test_text_becomes_data_with_a_hugging_face_tokenizer(self):
         texts = list(topics.topics.values())[:40]
         records = [{"text": text} for text in texts] + [{"text": ""}, {"text": ["one", "", "two words"]}]
@@ -140,12 +141,14 @@ class Preprocess(unittest.TestCase):
         self.assertEqual(len(losses[0]), 3)
         self.assertEqual(losses[0], losses[1])
 
-    @unittest.skipUnless(transformers, "the transformers package is not installed; run scripts/setup.sh")
+    @unittest.skipUnless(transformers, "the transformers package is not installed; run scripts/setup.sh --with-tests")
     def test_the_script_names_file_and_line_and_leaves_nothing(self):
         small_tokenizer(["a b"], self.folder / "tokenizer")
         source = self.folder / "in.jsonl"
         for line, expected in (
-            ("{", "in.jsonl, line 2: "),
+            ("{", 'in.jsonl, line 2 is no JSON object; give one {"text": "..."} a line'),
+            ("464 3290", "line 2 is no JSON object"),
+            ('["a"]', "line 2 is no JSON object"),
             ('{"other": "x"}', "line 2: there is no key 'text'"),
             ('{"text": 5}', "line 2: 'text' is no text"),
         ):
@@ -154,6 +157,27 @@ class Preprocess(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertIn(expected, done.stderr)
             self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["in.jsonl", "tokenizer"])
+
+    @unittest.skipUnless(transformers, "the transformers package is not installed; run scripts/setup.sh --with-tests")
+    def test_blank_lines_are_no_documents_and_count_as_lines(self):
+        small_tokenizer(["a b"], self.folder / "tokenizer")
+        source = self.folder / "in.jsonl"
+        ids = self.folder / "ids.jsonl"
+        source.write_text('\n{"text": "a"}\n  \n\n{"text": "b"}\n\n', encoding="utf-8")
+        done = text_to_ids(self.folder / "tokenizer", source, ids)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2 documents, 2 tokens", done.stderr)
+        self.assertEqual(len(ids.read_text(encoding="utf-8").splitlines()), 2)
+        source.write_text('\n{"text": "a"}\n\n{"other": "b"}\n', encoding="utf-8")
+        self.assertIn("line 4: there is no key 'text'", text_to_ids(self.folder / "tokenizer", source, ids).stderr)
+
+    def test_a_tokenizer_that_can_only_be_a_path_must_be_a_folder(self):
+        source = self.write_lines("in.jsonl", [{"text": "a"}])
+        for name in (self.folder / "tokenizer", "./tokenizer", "~/tokenizer", "tokenizer/", "a/b/c", source):
+            with self.subTest(name=name):
+                done = text_to_ids(str(name), source, self.folder / "ids.jsonl")
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(f"the tokenizer {name} is no folder here", done.stderr)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,11 @@ struct NumbersReport {
   [[nodiscard]] bool agrees() const { return real.empty(); }
 };
 
-/// Compares two --metrics-file files by iteration. `tolerances` are relative bounds by key. Throws DataError.
+/// Compares two --metrics-file files by iteration, all or those named. `tolerances` are relative bounds by key. Throws
+/// DataError.
 [[nodiscard]] NumbersReport compare_metrics(const std::string& a, const std::string& b, const std::string& preset,
-                                            const std::map<std::string, double>& tolerances);
+                                            const std::map<std::string, double>& tolerances,
+                                            const std::vector<std::int64_t>& iterations = {});
 
 /// One training line of a log.
 struct LogLine {
