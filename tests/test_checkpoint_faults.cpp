@@ -77,14 +77,26 @@ TEST_CASE("a damaged checkpoint stops all ranks and names the file", "[cpu][chec
   CHECK(test::train(flags + "--load " + save, 2).steps.front().iteration == 5);
 }
 
-TEST_CASE("a folder that cannot be written stops all ranks at the first save", "[cpu][checkpoint]") {
+TEST_CASE("a folder that cannot be written stops all ranks before the first step", "[cpu][checkpoint]") {
   const test::ScratchFolder folder;
   write_file(folder.path("file"), "x");
-  for (const std::string& save : {folder.path("file"), folder.path("file") + "/below"}) {
-    const test::Failure failure = test::train_fails("--bf16 " + test::gtp(2) + "--save-interval 2 --save " + save, 2);
+  const std::string below = folder.path("file") + "/below";
+  const std::string temporary = "--non-persistent-save-interval 2 --non-persistent-ckpt-type global ";
+  // Nobody, root included, may create a file in /proc.
+  for (const auto& [flags, named] : {std::pair<std::string, std::string>{"--save " + folder.path("file"), "folder "},
+                                     {"--save " + below, "folder " + below},
+                                     {"--save /proc", "/proc/.iter_test_"},
+                                     {temporary + "--non-persistent-global-ckpt-dir " + below, "folder " + below}}) {
+    INFO(flags);
+    // The end of a run of no length is no save: what is told is found at the start.
+    const test::Failure failure = test::train_fails(
+        "--bf16 " + test::gtp(2) + "--save-interval 100 --exit-signal-handler --train-iters 0 " + flags, 2);
     CHECK(failure.code == 2);
-    CHECK(contains(failure.message, save));
+    CHECK(contains(failure.message, "--save: cannot create " + (named.front() == '/' ? named : "the " + named)));
   }
+  // What was tried leaves nothing.
+  (void)test::train("--bf16 --train-iters 0 --save " + folder.path("new"), 1);
+  CHECK(fs::is_empty(folder.path("new")));
 }
 
 TEST_CASE("a read-only folder stops all ranks and keeps the checkpoint", "[cpu][checkpoint]") {

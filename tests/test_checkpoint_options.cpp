@@ -185,6 +185,42 @@ TEST_CASE("which checkpoint is loaded", "[cpu][checkpoint]") {
                  "says that it is of iteration 4, its name says 6"));
 }
 
+TEST_CASE("the folder of one checkpoint is not taken for the folder that holds it", "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string save = saved_run(folder);
+  const std::string one = test::iteration_path(save, 3);
+  for (const std::string& load : {one, one + "/"}) {
+    const std::string expected = "--load " + load + " is one checkpoint; give --load " + save + " --ckpt-step 3";
+    const test::Failure failure = test::train_fails("--bf16 " + kDropout + test::gtp(2) + "--load " + load, 2);
+    CHECK(failure.code == 2);
+    CHECK(failure.message == expected);
+    CHECK_THROWS_WITH(test::parse(test::base_flags() + "--use-checkpoint-args --load " + load, 1), expected);
+  }
+  fs::copy(one, save + "/best", fs::copy_options::recursive);
+  CHECK(contains(test::train_fails("--bf16 " + kDropout + "--load " + save + "/best", 1).message,
+                 "rename it to " + save + "/iter_NNNNNNN with its iteration"));
+}
+
+TEST_CASE("a run that will overwrite the tracker of a longer one says so once", "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string save = saved_run(folder);
+  const std::string flags = "--bf16 " + kDropout + test::gtp(2) + "--exit-interval 1 --save ";
+  const std::string warning = "WARNING: --save " + save +
+                              " already holds iteration 3 and this run does not load it; its tracker will go back to "
+                              "earlier iterations";
+  const auto times = [&](const std::string& more) {
+    const std::vector<std::string> lines = test::train(flags + more, 2).lines;
+    return std::count(lines.begin(), lines.end(), warning);
+  };
+  CHECK(times(folder.path("new")) == 0);
+  CHECK(times(save + " --load " + save) == 0);  // iteration 4 now
+  checkpoint::write_tracker(save, 3);
+  CHECK(times(save + " --skip-train") == 0);
+  CHECK(times(save) == 1);  // iteration 1 now
+  checkpoint::write_tracker(save, 3);
+  CHECK(times(save + " --load " + folder.path("new")) == 1);
+}
+
 TEST_CASE("old checkpoints go when they should", "[cpu][checkpoint]") {
   const test::ScratchFolder folder;
   const std::string save = folder.path("s");
@@ -321,6 +357,16 @@ TEST_CASE("the schedule is checked, kept or overridden", "[cpu][checkpoint]") {
   CHECK(failure.code == 2);
   CHECK(contains(failure.message, "--lr: the command line gives 0.02"));
   CHECK(contains(failure.message, "the checkpoint has 0.01"));
+  // A longer run: its lengths follow --train-iters, and the message says how to go on.
+  const std::string longer = test::train_fails(flags + "--train-iters 12", 1).message;
+  CHECK(contains(longer, "decay length in samples: the command line gives 48, the checkpoint has 32"));
+  CHECK(contains(longer, "it follows --train-iters"));
+  CHECK(contains(longer, "--override-opt-param-scheduler to keep the command line's"));
+  const std::string weights = test::train_fails(flags + "--train-iters 12 --lr-decay-iters 8", 1).message;
+  CHECK(contains(weights,
+                 "weight decay length in samples: the command line gives 48, the checkpoint has 32 (it "
+                 "follows --train-iters"));
+  CHECK(test::train(flags + "--train-iters 12 --override-opt-param-scheduler", 1).steps.back().iteration == 12);
   const double stored = load(flags, true).next[0].applied_learning_rate;
   CHECK(load(flags + "--lr 2e-2 --use-checkpoint-opt-param-scheduler", true).next[0].applied_learning_rate == stored);
   // min + cos factor * (max - min) at the same place with another max: 12 of 8..32 samples.

@@ -4,8 +4,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include "pgpt/checkpoint/directory.h"
@@ -88,6 +90,54 @@ TEST_CASE("the exit signal to one rank makes all save once and end with 0", "[cp
     test::require_same_checkpoints(test::iteration_path(save, later),
                                    test::iteration_path(folder.path("whole"), later));
   }
+}
+
+TEST_CASE("a run that only evaluates gives the losses of the run that saved, and leaves its files alone",
+          "[cpu][dist][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string save = folder.path("s");
+  // Evaluations on the way consume validation samples, of which the second run has those of one evaluation only.
+  const std::string flags = "--bf16 --eval-iters 2 --eval-interval 2 ";
+  const auto result_lines = [](const std::string& text, const std::string& set) {
+    std::vector<std::string> lines;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) {
+      const std::size_t at = line.find("loss at iteration 8 on " + set + " set |");
+      if (at != std::string::npos) lines.push_back(line.substr(at));
+    }
+    return lines;
+  };
+  std::string saved_lines;
+  for (const std::string& line : test::train(flags + "--save " + save, 1).evaluations) saved_lines += line + "\n";
+  const auto contents = [&] {
+    std::map<std::string, std::pair<fs::file_time_type, std::uintmax_t>> files;
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(save)) {
+      files[entry.path().string()] = {entry.last_write_time(), entry.is_regular_file() ? entry.file_size() : 0};
+    }
+    return files;
+  };
+  const auto before = contents();
+  const std::string load = "--skip-train --load " + save + " --save " + save;
+  const auto alone = test::run_ranks(1, program(flags + load), kCpu, 60s);
+  INFO(test::describe(alone));
+  REQUIRE(alone[0].exit_code == 0);
+  CHECK(contains(alone[0].output, "skipping training (--skip-train is on)"));
+  CHECK(result_lines(alone[0].output, "validation").size() == 1);
+  REQUIRE(result_lines(saved_lines, "test").size() == 1);
+  CHECK(result_lines(alone[0].output, "test") == result_lines(saved_lines, "test"));
+  // On two shards, which sum in another order, and without what only training needs.
+  std::vector<std::string> words = program(flags + load + " " + test::gtp(2));
+  for (const std::string option : {"--train-iters", "--lr", "--lr-warmup-iters", "--min-lr"}) {
+    const auto at = std::find(words.begin(), words.end(), option);
+    REQUIRE(at != words.end());
+    words.erase(at, at + 2);
+  }
+  const auto sharded = test::run_ranks(2, words, kCpu, 60s);
+  INFO(test::describe(sharded));
+  for (const test::Ended& rank : sharded) CHECK(rank.exit_code == 0);
+  CHECK(result_lines(sharded[1].output, "test").size() == 1);
+  const bool untouched = contents() == before;  // times cannot be printed by every Catch2
+  CHECK(untouched);
 }
 
 TEST_CASE("SIGUSR1 saves and the run goes on", "[cpu][dist][checkpoint]") {

@@ -425,6 +425,37 @@ TEST_CASE("kept layers are among the model's, and what GTP alone needs warns wit
   }
 }
 
+TEST_CASE("options that need another one warn without it, unless they are at their default", "[cpu][config]") {
+  struct Case {
+    std::string flags, usual, needed;  ///< the option; the same without effect to tell; what it needs
+  };
+  const Case cases[] = {
+      {"--num-query-groups 2", "--num-query-groups 1", "--group-query-attention"},
+      {"--num-query-groups 2", "--num-query-groups 4", "--group-query-attention"},
+      {"--rotary-base 500000", "--rotary-base 10000", "--position-embedding-type rope"},
+      {"--rotary-percent 0.5", "--rotary-percent 1", "--position-embedding-type rope"},
+      {"--lr-wsd-decay-iters 2", "", "--lr-decay-style WSD"},
+      {"--sgd-momentum 0.5", "--sgd-momentum 0.9", "--optimizer sgd"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.flags);
+    const std::string warning = "WARNING: " + c.flags + " has no effect without " + c.needed;
+    const auto warnings = [](const Config& config) {
+      std::vector<std::string> found;
+      for (const std::string& notice : config.notices) {
+        if (contains(notice, "has no effect")) found.push_back(notice);
+      }
+      return found;
+    };
+    CHECK(warnings(config_of(kTiny + c.flags)) == std::vector<std::string>{warning});
+    CHECK(warnings(config_of(kTiny + c.usual)).empty());
+    CHECK(warnings(config_of(kTiny + c.flags + " " + c.needed)).empty());
+  }
+  const Config samples = config_of(kTinyModel + "--train-samples 8 --lr 1e-3 --lr-wsd-decay-samples 4");
+  CHECK(std::count(samples.notices.begin(), samples.notices.end(),
+                   "WARNING: --lr-wsd-decay-samples 4 has no effect without --lr-decay-style WSD") == 1);
+}
+
 TEST_CASE("half precision turns on what belongs to it", "[cpu][config]") {
   const Config half = config_of(kTiny + "--fp16");
   CHECK(half.training.params_dtype == Dtype::kFloat16);

@@ -57,6 +57,13 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
+void create_root(const fs::path& root) {
+  std::error_code error;
+  fs::create_directories(root, error);
+  PGPT_CHECK(DataError, !error && fs::is_directory(root), "--save: cannot create the folder ", root.string(), ": ",
+             error ? error.message() : "a file of this name exists");
+}
+
 }  // namespace
 
 std::string iteration_name(std::int64_t iteration) {
@@ -117,11 +124,49 @@ fs::path find_checkpoint(const fs::path& path, std::optional<std::int64_t> itera
   return checkpoint_path(path, *tracker);
 }
 
-fs::path begin_save(const fs::path& root, std::int64_t iteration) {
+void refuse_single_checkpoint(const fs::path& load) {
   std::error_code error;
-  fs::create_directories(root, error);
-  PGPT_CHECK(DataError, !error && fs::is_directory(root), "--save: cannot create the folder ", root.string(), ": ",
-             error ? error.message() : "a file of this name exists");
+  if (!fs::exists(load / kManifestName, error) || fs::exists(tracker_path(load), error)) return;
+  fs::path folder = fs::absolute(load).lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();  // it was written with a slash at its end
+  const std::string name = folder.filename().string();
+  fs::path root = load.has_filename() ? load.parent_path() : load.parent_path().parent_path();
+  if (load.lexically_normal() == "." || root.empty()) root = folder.parent_path();
+  if (name == "release") {
+    throw ConfigError(concat("--load ", load.string(), " is one checkpoint; give --load ", root.string(),
+                             ", where a tracker file says release"));
+  }
+  const std::string begin = "iter_";
+  std::int64_t iteration = 0;
+  const char* const end = name.data() + name.size();
+  const bool numbered = name.rfind(begin, 0) == 0 &&
+                        std::from_chars(name.data() + begin.size(), end, iteration).ptr == end &&
+                        iteration_name(iteration) == name;
+  PGPT_CHECK(ConfigError, numbered, "--load ", load.string(),
+             " is one checkpoint, under a name of its own; rename it to ", (root / "iter_NNNNNNN").string(),
+             " with its iteration, and give --load ", root.string(), " --ckpt-step with that number");
+  throw ConfigError(
+      concat("--load ", load.string(), " is one checkpoint; give --load ", root.string(), " --ckpt-step ", iteration));
+}
+
+void check_writable(const fs::path& root) {
+  create_root(root);
+  // Under a name that the next save removes, should the process be killed right here.
+  const fs::path probe = hidden(root / concat("iter_test_", ::getpid()), kPartial);
+  const int descriptor = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  int cause = descriptor < 0 ? errno : 0;
+  if (descriptor >= 0) {
+    if (::write(descriptor, "x", 1) != 1) cause = errno;
+    if (::close(descriptor) != 0 && cause == 0) cause = errno;  // network file systems may tell a full disk here
+    ::unlink(probe.c_str());
+  }
+  PGPT_CHECK(DataError, cause == 0, "--save: cannot create ", probe.string(), ": ", std::strerror(cause),
+             "; check permissions and free space");
+}
+
+fs::path begin_save(const fs::path& root, std::int64_t iteration) {
+  create_root(root);
+  std::error_code error;
   std::vector<fs::path> leftovers;
   for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();

@@ -47,6 +47,13 @@ std::optional<std::int64_t> Derivation::maybe_positive(const char* destination) 
   return positive(destination);
 }
 
+void Derivation::warn_unused(const char* destination, const char* needed) {
+  static const Values defaults;
+  const Value& value = values.at(destination);
+  if (value == defaults.at(destination)) return;
+  notice(concat("WARNING: ", option_name(destination), " ", print_value(value), " has no effect without ", needed));
+}
+
 void derive_all(Derivation& d) {
   derive_world(d);
   derive_shorthands(d);

@@ -22,6 +22,8 @@ struct Derivation {
   [[nodiscard]] std::int64_t positive(const char* destination) const;
   /// The same for a value that may be left out.
   [[nodiscard]] std::optional<std::int64_t> maybe_positive(const char* destination) const;
+  /// Warns that the value does nothing without the options `needed`, unless it is the default.
+  void warn_unused(const char* destination, const char* needed);
 };
 
 /// "--num-layers" for "num_layers"; the documented spelling of the option that stores there.

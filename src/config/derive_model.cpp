@@ -99,7 +99,10 @@ void derive_positions(Derivation& d) {
   m.rotary_seq_len_interpolation_factor = d.maybe_positive("rotary_seq_len_interpolation_factor").value_or(0);
   m.rope_scaling = v.flag("use_rope_scaling");
   m.rope_scaling_factor = 8.0;
-  if (!m.has_rope()) return;
+  if (!m.has_rope()) {
+    for (const char* name : {"rotary_base", "rotary_percent"}) d.warn_unused(name, "--position-embedding-type rope");
+    return;
+  }
   PGPT_CHECK(ConfigError, m.rotary_percent > 0 && m.rotary_percent <= 1, "--rotary-percent ", m.rotary_percent,
              " must be above 0 and at most 1");
   const auto rotated = static_cast<std::int64_t>(std::floor(static_cast<double>(m.kv_channels) * m.rotary_percent));
@@ -249,6 +252,8 @@ void check_heads(Derivation& d) {
                m.num_attention_heads, " is not divisible by --num-query-groups ", m.num_query_groups);
     PGPT_CHECK(ConfigError, m.num_query_groups % tensor == 0 || tensor % m.num_query_groups == 0, "--num-query-groups ",
                m.num_query_groups, " is neither a multiple nor a divisor of --tensor-model-parallel-size ", tensor);
+  } else if (d.values.integer("num_query_groups") != m.num_attention_heads) {  // without groups each head is its own
+    d.warn_unused("num_query_groups", "--group-query-attention");
   }
   PGPT_CHECK(ConfigError, m.ffn_hidden_size % tensor == 0, "--ffn-hidden-size ", m.ffn_hidden_size,
              " is not divisible by --tensor-model-parallel-size ", tensor);

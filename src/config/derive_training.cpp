@@ -311,6 +311,10 @@ void derive_schedules(Derivation& d) {
                       : tail == "cosine"     ? WsdDecayStyle::kCosine
                       : tail == "minus_sqrt" ? WsdDecayStyle::kMinusSqrt
                                              : WsdDecayStyle::kExponential;
+  if (o.kind == OptimizerKind::kAdam) d.warn_unused("sgd_momentum", "--optimizer sgd");
+  if (o.lr_decay_style != LrDecayStyle::kWsd) {
+    for (const char* name : {"lr_wsd_decay_iters", "lr_wsd_decay_samples"}) d.warn_unused(name, "--lr-decay-style WSD");
+  }
   if (t.skip_train) return;
   PGPT_CHECK(ConfigError, v.is_set("lr"), "--lr is required for training; give the maximum learning rate");
   PGPT_CHECK(ConfigError, o.min_lr >= 0 && o.min_lr <= o.lr, "--min-lr ", o.min_lr, " must be between 0 and --lr ",

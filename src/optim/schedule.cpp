@@ -105,14 +105,14 @@ std::string as_text(const ScheduleValue& value, const char* name) {
   return *text;
 }
 
-/// Applies the rule of both checkpoint options to one value.
+/// Applies the rule of both checkpoint options to one value; `origin` tells where it comes from when its name does not.
 template <class T>
-T choose(const OptimizerConfig& c, const char* option, const T& own, const T& stored) {
+T choose(const OptimizerConfig& c, const char* option, const T& own, const T& stored, const char* origin = "") {
   if (c.override_opt_param_scheduler) return own;
   if (c.use_checkpoint_opt_param_scheduler) return stored;
   std::ostringstream text;
   text.precision(17);
-  text << option << ": the command line gives " << own << ", the checkpoint has " << stored
+  text << option << ": the command line gives " << own << ", the checkpoint has " << stored << origin
        << "; give the same value, or --use-checkpoint-opt-param-scheduler to take the checkpoint's, or "
           "--override-opt-param-scheduler to keep the command line's";
   PGPT_CHECK(ConfigError, own == stored, text.str());
@@ -200,15 +200,18 @@ ScheduleState ParamScheduler::state() const {
 
 void ParamScheduler::load(const ScheduleState& state) {
   OptimizerConfig c = config_;
-  const auto take = [&](const char* option, double own, std::initializer_list<const char*> names) {
-    return choose(c, option, own, as_number(require(state, names), *(names.end() - 1)));
+  const auto take = [&](const char* option, double own, std::initializer_list<const char*> names,
+                        const char* origin = "") {
+    return choose(c, option, own, as_number(require(state, names), *(names.end() - 1)), origin);
   };
   c.lr = take("--lr", c.lr, {"start_lr", "max_lr"});
   c.min_lr = take("--min-lr", c.min_lr, {"min_lr"});
   c.lr_warmup_samples =
-      take("warmup length in samples", c.lr_warmup_samples, {"warmup_iter", "warmup_steps", "lr_warmup_steps"});
+      take("warmup length in samples", c.lr_warmup_samples, {"warmup_iter", "warmup_steps", "lr_warmup_steps"},
+           " (--lr-warmup-fraction counts from the decay length)");
   c.lr_decay_samples =
-      take("decay length in samples", c.lr_decay_samples, {"end_iter", "decay_steps", "lr_decay_steps"});
+      take("decay length in samples", c.lr_decay_samples, {"end_iter", "decay_steps", "lr_decay_steps"},
+           " (without --lr-decay-iters or --lr-decay-samples it follows --train-iters or --train-samples)");
   const std::string own_style = style_name(kLrStyles, c.lr_decay_style);
   const std::string stored_style = as_text(require(state, {"decay_style", "lr_decay_style"}), "lr_decay_style");
   c.lr_decay_style = style_value(kLrStyles, "lr_decay_style", choose(c, "--lr-decay-style", own_style, stored_style));
@@ -216,7 +219,8 @@ void ParamScheduler::load(const ScheduleState& state) {
   if (find(state, {"start_wd"}) != nullptr) {
     c.start_weight_decay = take("--start-weight-decay", c.start_weight_decay, {"start_wd"});
     c.end_weight_decay = take("--end-weight-decay", c.end_weight_decay, {"end_wd"});
-    c.weight_decay_samples = take("weight decay length in samples", c.weight_decay_samples, {"wd_incr_steps"});
+    c.weight_decay_samples = take("weight decay length in samples", c.weight_decay_samples, {"wd_incr_steps"},
+                                  " (it follows --train-iters or --train-samples)");
     const std::string own_incr = style_name(kWeightDecayStyles, c.weight_decay_style);
     const std::string stored_incr = as_text(require(state, {"wd_incr_style"}), "wd_incr_style");
     c.weight_decay_style =

@@ -38,7 +38,10 @@ std::optional<std::map<std::string, std::string>> stored_arguments(const std::st
   } else {
     tracker = checkpoint::read_tracker(load);
   }
-  if (!tracker) return std::nullopt;
+  if (!tracker) {
+    checkpoint::refuse_single_checkpoint(load);
+    return std::nullopt;
+  }
   return checkpoint::read_manifest(checkpoint::checkpoint_path(load, *tracker)).arguments;
 }
 
@@ -54,6 +57,7 @@ std::optional<Checkpointer::Source> Checkpointer::choose_source() const {
     looked_for = checkpoint::tracker_path(c.load).string();
     if (c.step) return source(c.load, {*c.step, false}, false);
     if (const auto tracker = checkpoint::read_tracker(c.load)) persistent = source(c.load, *tracker, false);
+    checkpoint::refuse_single_checkpoint(c.load);
   }
   if (c.non_persistent && !c.load.empty()) {
     const std::string root =

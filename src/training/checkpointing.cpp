@@ -46,7 +46,24 @@ std::thread quiet_thread(const std::function<void()>& work) {
 
 const char* optimizer_name(config::OptimizerKind kind) { return kind == config::OptimizerKind::kAdam ? "adam" : "sgd"; }
 
+bool saves(const config::CheckpointConfig& options, Checkpointer::Kind kind) {
+  return kind == Checkpointer::Kind::kPersistent ? !options.save.empty() : options.non_persistent_interval > 0;
+}
+
+fs::path root_of(const config::CheckpointConfig& options, Checkpointer::Kind kind) {
+  if (kind == Checkpointer::Kind::kPersistent) return options.save;
+  if (!options.non_persistent_dir.empty()) return options.non_persistent_dir;
+  return fs::path(options.save) / "non_persistent";
+}
+
 }  // namespace
+
+void check_save_folders(const config::Config& config) {
+  if (config.training.skip_train) return;
+  for (const Checkpointer::Kind kind : {Checkpointer::Kind::kPersistent, Checkpointer::Kind::kNonPersistent}) {
+    if (saves(config.checkpoint, kind)) checkpoint::check_writable(root_of(config.checkpoint, kind));
+  }
+}
 
 std::string coordinates_text(const config::ParallelConfig& parallel) {
   return concat("[ t 1/", parallel.tensor, ", gtp_remat 1/", parallel.gtp, ", p 1/", parallel.pipeline, " ]");
@@ -82,16 +99,7 @@ void Checkpointer::run_together(const std::function<void()>& work) const {
   world_.set_slow(std::chrono::milliseconds(0));
 }
 
-bool Checkpointer::enabled(Kind kind) const {
-  if (kind == Kind::kPersistent) return !config_.checkpoint.save.empty();
-  return config_.checkpoint.non_persistent_interval > 0;
-}
-
-fs::path Checkpointer::root_of(Kind kind) const {
-  if (kind == Kind::kPersistent) return config_.checkpoint.save;
-  if (!config_.checkpoint.non_persistent_dir.empty()) return config_.checkpoint.non_persistent_dir;
-  return fs::path(config_.checkpoint.save) / "non_persistent";
-}
+bool Checkpointer::enabled(Kind kind) const { return saves(config_.checkpoint, kind); }
 
 checkpoint::IoOptions Checkpointer::io_options() const {
   checkpoint::IoOptions options;
@@ -182,7 +190,18 @@ checkpoint::Manifest Checkpointer::describe(const RunPosition& position) const {
   return manifest;
 }
 
+void Checkpointer::warn_of_later(const RunPosition& position) const {
+  const config::CheckpointConfig& c = config_.checkpoint;
+  std::error_code error;
+  if (world_.rank() != 0 || (!c.load.empty() && fs::equivalent(c.load, c.save, error))) return;
+  const std::optional<checkpoint::Tracker> tracker = checkpoint::read_tracker(c.save);
+  if (!tracker || tracker->release || tracker->iteration <= position.iteration) return;
+  print_(concat("WARNING: --save ", c.save, " already holds iteration ", tracker->iteration,
+                " and this run does not load it; its tracker will go back to earlier iterations"));
+}
+
 void Checkpointer::start(const RunPosition& position) {
+  if (!config_.training.skip_train && enabled(Kind::kPersistent)) run_together([&] { warn_of_later(position); });
   if (config_.checkpoint.async_save && !config_.training.skip_train &&
       (enabled(Kind::kPersistent) || enabled(Kind::kNonPersistent))) {
     // Taking so much memory lasts longer than the copy: done now, so that the first save does not stall training.
@@ -223,7 +242,7 @@ void Checkpointer::start_save(const RunPosition& position, Kind kind) {
   world_.set_activity(concat("saving the checkpoint of iteration ", position.iteration));
   pending_ = std::make_unique<Pending>();
   Pending& save = *pending_;
-  save.root = root_of(kind);
+  save.root = root_of(config_.checkpoint, kind);
   save.kind = kind;
   print_first(text("[%s] saving checkpoint at iteration %7lld to %s in pgpt format", timestamp().c_str(),
                    static_cast<long long>(position.iteration), save.root.c_str()));

@@ -51,6 +51,14 @@ parameter::RandomStreams make_streams(const config::Config& config, const mesh::
           config.training.data_parallel_random_init ? 10 * mesh.data_rank(rank) : 0};
 }
 
+/// The schedule of the run, or one that is never asked where no step is made and none is given.
+config::OptimizerConfig schedule_options(const config::Config& config) {
+  if (config.optimizer.lr_decay_samples > 0) return config.optimizer;
+  config::OptimizerConfig options = config.training.skip_train ? config::OptimizerConfig() : config.optimizer;
+  options.lr_decay_samples = options.wsd_decay_samples = 1;
+  return options;
+}
+
 }  // namespace
 
 Trainer::Trainer(const config::Config& config, comm::World& world, at::Device device, LineSink print)
@@ -69,6 +77,9 @@ Trainer::Trainer(const config::Config& config, comm::World& world, at::Device de
       evidence_(config, mesh_, world.rank()),
       started_(now_seconds()) {
   at::NoGradGuard no_grad;
+  together([this] {  // now, while no work can be lost
+    if (world_.rank() == 0) check_save_folders(config_);
+  });
   timers_.start("model-and-optimizer-setup", 0);
   build_model();
   load_checkpoint();
@@ -139,7 +150,7 @@ void Trainer::build_model() {
       [this](parameter::Parameter& parameter) { reducer_->parameter_ready(parameter); });
   optimizer_ = std::make_unique<optim::Optimizer>(*store_, config_.optimizer, training,
                                                   config_.logging.num_zeros_in_grad, *groups_.model, policy_);
-  scheduler_ = std::make_unique<optim::ParamScheduler>(config_.optimizer);
+  scheduler_ = std::make_unique<optim::ParamScheduler>(schedule_options(config_));
   batches_ = std::make_unique<config::BatchCalculator>(training, config_.parallel.data_ranks());
   checkpointer_ = std::make_unique<Checkpointer>(config_, world_, groups_, device_,
                                                  TrainedState{*store_, *optimizer_, *scheduler_, dropout_}, print_);
@@ -229,8 +240,9 @@ void Trainer::build_data() {
     train_loader_ =
         data::make_loader(config_, datasets_.train, data::Split::kTrain, data_rank, data_size, consumed_samples_);
   }
-  valid_loader_ =
-      data::make_loader(config_, datasets_.valid, data::Split::kValid, data_rank, data_size, consumed_valid_samples_);
+  // A run that only evaluates has no more than the samples of one evaluation, whatever earlier ones consumed.
+  valid_loader_ = data::make_loader(config_, datasets_.valid, data::Split::kValid, data_rank, data_size,
+                                    config_.training.skip_train ? 0 : consumed_valid_samples_);
   test_loader_ = data::make_loader(config_, datasets_.test, data::Split::kTest, data_rank, data_size, 0);
 }
 

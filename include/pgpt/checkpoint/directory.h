@@ -5,7 +5,8 @@
 #include <optional>
 #include <string>
 
-// Names and atomic changes of the folders that hold checkpoints. All functions throw DataError naming path and cause.
+// Names and atomic changes of the folders that hold checkpoints. Functions throw DataError naming path and cause
+// unless told otherwise.
 namespace pgpt::checkpoint {
 
 /// "iter_0000100".
@@ -29,6 +30,11 @@ void write_tracker(const std::filesystem::path& root, std::int64_t iteration);
 [[nodiscard]] std::filesystem::path find_checkpoint(const std::filesystem::path& path,
                                                     std::optional<std::int64_t> iteration);
 
+/// Throws ConfigError when --load names the folder of one checkpoint, not the one that holds tracker and checkpoints.
+void refuse_single_checkpoint(const std::filesystem::path& load);
+
+/// Creates ROOT and tries that a file can be written there.
+void check_writable(const std::filesystem::path& root);
 /// Creates ROOT and an empty folder for the files of one save, which no reader takes for a checkpoint; removes what
 /// interrupted saves left.
 [[nodiscard]] std::filesystem::path begin_save(const std::filesystem::path& root, std::int64_t iteration);

@@ -57,7 +57,8 @@ class Checkpointer {
 
   /// Loads what the options ask for into the state. Returns where the run goes on; nothing when it starts from scratch.
   [[nodiscard]] std::optional<RunPosition> load();
-  /// Opens progress.txt and takes the host memory of asynchronous saves, when asked for.
+  /// Opens progress.txt and takes the host memory of asynchronous saves, when asked for; warns of later checkpoints in
+  /// --save that this run did not load.
   void start(const RunPosition& position);
   /// Whether saves of this kind are asked for.
   [[nodiscard]] bool enabled(Kind kind) const;
@@ -105,10 +106,11 @@ class Checkpointer {
   [[nodiscard]] std::vector<checkpoint::LocalTensor> parts() const;
   [[nodiscard]] checkpoint::Manifest describe(const RunPosition& position) const;
   [[nodiscard]] checkpoint::IoOptions io_options() const;
-  [[nodiscard]] std::filesystem::path root_of(Kind kind) const;
   [[nodiscard]] std::string shard_name() const;
   void start_save(const RunPosition& position, Kind kind);
   void discard() const noexcept;
+  /// Warns when saves will move the tracker back.
+  void warn_of_later(const RunPosition& position) const;
   void start_writer();
   void complete();
   void publish();
@@ -138,6 +140,10 @@ class Checkpointer {
 /// Throws DataError.
 [[nodiscard]] std::optional<std::map<std::string, std::string>> stored_arguments(const std::string& load,
                                                                                  std::optional<std::int64_t> step);
+
+/// Creates the folders that this run saves into and tries to write there; does nothing with --skip-train. Throws
+/// DataError.
+void check_save_folders(const config::Config& config);
 
 /// "[ t 1/1, gtp_remat 1/2, p 1/1 ]": this rank's coordinates and the degrees, as the reference prints them.
 [[nodiscard]] std::string coordinates_text(const config::ParallelConfig& parallel);
