@@ -37,6 +37,15 @@ bool Pending::active() const noexcept { return state_ != nullptr; }
 
 namespace {
 
+/// What a waiting stream does with a sum that has arrived.
+void store(const at::Tensor& accumulator, const at::Tensor& sum, bool overwrite) {
+  if (overwrite) {
+    accumulator.copy_(sum);
+  } else {
+    accumulator.add_(sum);
+  }
+}
+
 /// A reduce-scatter into a temporary, which the waiting stream then adds.
 struct AddedState final : Pending::State {
   Pending sum;
@@ -46,11 +55,7 @@ struct AddedState final : Pending::State {
   void finish() override {
     const at::NoGradGuard no_grad;
     sum.wait();
-    if (overwrite) {
-      accumulator.copy_(part);
-    } else {
-      accumulator.add_(part);
-    }
+    store(accumulator, part, overwrite);
   }
 };
 
@@ -70,12 +75,7 @@ struct OthersState final : Pending::State {
       const at::Tensor part = parts[r].to(at::promoteTypes(parts.scalar_type(), at::kFloat));
       sum = sum.defined() ? sum.add_(part) : part.clone();
     }
-    const at::Tensor rounded = sum.to(parts.scalar_type()).view(accumulator.sizes());
-    if (overwrite) {
-      accumulator.copy_(rounded);
-    } else {
-      accumulator.add_(rounded);
-    }
+    store(accumulator, sum.to(parts.scalar_type()).view(accumulator.sizes()), overwrite);
   }
 };
 

@@ -209,6 +209,15 @@ class CopyEngineCommunicator final : public Communicator {
     for (int i = 1; i < size(); ++i) memory_->await(event, sequence, (rank() + i) % size(), stream_.get());
   }
 
+  /// Runs `work(sequence)`, during which peers may read this rank's input; afterwards the input may be changed.
+  template <class Work>
+  void while_shared(const Work& work) {
+    const std::uint32_t sequence = memory_->next_sequence();
+    memory_->signal(PeerMemory::kReady, sequence, stream_.get());
+    work(sequence);
+    await_peers(PeerMemory::kDone, sequence);
+  }
+
   /// Copies this rank's part of a gather while `copy_others` runs.
   template <class Work>
   void beside_own_copy(const at::Tensor& output, const at::Tensor& input, const Work& copy_others) {
@@ -223,10 +232,9 @@ class CopyEngineCommunicator final : public Communicator {
   }
 
   void gather(const at::Tensor& output, const at::Tensor& input, const PeerMemory::Place& place) {
-    const std::uint32_t sequence = memory_->next_sequence();
-    memory_->signal(PeerMemory::kReady, sequence, stream_.get());
-    beside_own_copy(output, input, [&] { pull(place, 0, input.nbytes(), sequence, slots(output, input)); });
-    await_peers(PeerMemory::kDone, sequence);  // then the input may be changed
+    while_shared([&](std::uint32_t sequence) {
+      beside_own_copy(output, input, [&] { pull(place, 0, input.nbytes(), sequence, slots(output, input)); });
+    });
   }
 
   /// Bytes from one part to the next where the others' parts are received.
@@ -264,35 +272,33 @@ class CopyEngineCommunicator final : public Communicator {
   void scatter(const at::Tensor& accumulator, const at::Tensor& input, const PeerMemory::Place& place, bool overwrite,
                float scale) {
     const std::size_t bytes = input.nbytes() / static_cast<std::size_t>(size());
-    const std::uint32_t sequence = memory_->next_sequence();
-    memory_->signal(PeerMemory::kReady, sequence, stream_.get());
     PartSum sum = part_sum(accumulator, input, overwrite);
-    sum.received = receive_parts(input, place, sequence);
     sum.scale = scale;
     sum.ranks = size();
     sum.own_rank = rank();
     sum.own = static_cast<const std::byte*>(input.const_data_ptr()) + static_cast<std::size_t>(rank()) * bytes;
-    sum_parts(sum, stream_.get());
-    await_peers(PeerMemory::kDone, sequence);
+    while_shared([&](std::uint32_t sequence) {
+      sum.received = receive_parts(input, place, sequence);
+      sum_parts(sum, stream_.get());
+    });
   }
 
   void scatter_others(const at::Tensor& accumulator, const at::Tensor& input, const PeerMemory::Place& place,
                       bool overwrite) {
-    const std::uint32_t sequence = memory_->next_sequence();
-    memory_->signal(PeerMemory::kReady, sequence, stream_.get());
-    if (size() == 2 && overwrite && accumulator.scalar_type() == input.scalar_type()) {
-      // The one part goes where it belongs, and nothing is left to add.
-      const std::size_t bytes = accumulator.nbytes();
-      pull(place, static_cast<std::size_t>(rank()) * bytes, bytes, sequence,
-           [&](int /*peer*/) { return static_cast<std::byte*>(accumulator.data_ptr()); });
-    } else {
+    while_shared([&](std::uint32_t sequence) {
+      if (size() == 2 && overwrite && accumulator.scalar_type() == input.scalar_type()) {
+        // The one part goes where it belongs, and nothing is left to add.
+        const std::size_t bytes = accumulator.nbytes();
+        pull(place, static_cast<std::size_t>(rank()) * bytes, bytes, sequence,
+             [&](int /*peer*/) { return static_cast<std::byte*>(accumulator.data_ptr()); });
+        return;
+      }
       PartSum sum = part_sum(accumulator, input, overwrite);
       sum.received = receive_parts(input, place, sequence);
       sum.ranks = size() - 1;
       sum.own_rank = sum.ranks;  // none of them
       sum_parts(sum, stream_.get());
-    }
-    await_peers(PeerMemory::kDone, sequence);
+    });
   }
 
   BackendGroupPtr group_;

@@ -184,16 +184,12 @@ void derive_world(Derivation& d) {
                     : transport == "nccl" ? GtpTransport::kNccl
                                           : GtpTransport::kCopyEngine;
   p.gtp_keep_gathered_layers = d.values.integer("gtp_keep_gathered_layers");
-  if (p.gtp == 1 && p.gtp_keep_gathered_layers > 0) {
-    d.notice("WARNING: --gtp-keep-gathered-layers has no effect without --tensor-parallel-num-weight-shards above 1");
-  }
   p.gtp_split_products = d.values.text("gtp_weight_gradients") == "split";
-  if (p.gtp == 1 && p.gtp_split_products) {
-    d.notice("WARNING: --gtp-weight-gradients split has no effect without --tensor-parallel-num-weight-shards above 1");
-  }
   p.gtp_communicators = d.values.text("gtp_communicators") == "1" ? 1 : 2;
-  if (p.gtp == 1 && p.gtp_communicators == 1)
-    d.notice("WARNING: --gtp-communicators 1 has no effect without --tensor-parallel-num-weight-shards above 1");
+  if (p.gtp == 1) {
+    for (const char* name : {"gtp_keep_gathered_layers", "gtp_weight_gradients", "gtp_communicators"})
+      d.warn_unused(name, "--tensor-parallel-num-weight-shards above 1");
+  }
   p.gtp_async_reduce_scatter = d.values.flag("gtp_async_reduce_scatter");
   p.gtp_fp32_accumulation = d.values.flag("gtp_remat_reduce_scatter_with_fp32_accumulation");
   p.ddp_bucket_size = d.maybe_positive("ddp_bucket_size").value_or(0);

@@ -116,7 +116,9 @@ WeightChain::~WeightChain() = default;
 
 bool WeightChain::distributed() const { return gather_.size() > 1; }
 
-comm::Pending& WeightChain::gather_state(UseId use, Pass pass) { return gathers_[index_of(pass) * uses_.size() + use]; }
+comm::Pending& WeightChain::pending_gather(UseId use, Pass pass) {
+  return gathers_[index_of(pass) * uses_.size() + use];
+}
 
 const std::shared_ptr<GatheredWeight::Slot>& WeightChain::slot_of(UseId use, Pass pass) const {
   return kept_[use] ? kept_[use] : slots_[index_of(pass) * 2 + use % 2];
@@ -148,7 +150,7 @@ void WeightChain::launch_gather(UseId use, Pass pass) {
   slot.holds = spec.label;
   if (!reading_) reading_since_ = gather_.fence();
   reading_ = true;
-  gather_state(use, pass) = gather_.all_gather_fenced(whole_weight(use, pass), spec.weight->weight);
+  pending_gather(use, pass) = gather_.all_gather_fenced(whole_weight(use, pass), spec.weight->weight);
   ++counters_.gathers;
 }
 
@@ -169,7 +171,7 @@ GatheredWeight WeightChain::read(UseId use, Pass pass) {
     if (in_flight < 0) launch_gather(use, pass);
     in_flight = -1;
     reading_since_.wait();
-    gather_state(use, pass).wait();
+    pending_gather(use, pass).wait();
     slot->complete = kept_[use] != nullptr;
   }
   if (options_.prefetch) {

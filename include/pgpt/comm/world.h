@@ -62,8 +62,8 @@ class World {
   /// communicators are useless afterwards.
   ///
   /// Transport::kCopyEngine needs NCCL and all members on one node, each on a GPU of its own that can read the others'
-  /// memory: else every member throws ConfigError, which says what was found. With Transport::kAutomatic rank 0 prints
-  /// that instead.
+  /// memory: else every member throws ConfigError, which says what was found. With Transport::kAutomatic its
+  /// first rank prints that instead, once for all groups.
   virtual std::unique_ptr<Communicator> create_group(const std::string& name, const std::vector<int>& ranks,
                                                      const GroupOptions& options = {}) = 0;
   /// From now on collectives use this deadline (`--distributed-timeout-seconds-after-init`).

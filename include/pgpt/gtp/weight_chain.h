@@ -120,7 +120,7 @@ class WeightChain {
 
  private:
   struct Scatter;
-  [[nodiscard]] comm::Pending& gather_state(UseId use, Pass pass);
+  [[nodiscard]] comm::Pending& pending_gather(UseId use, Pass pass);
   [[nodiscard]] const std::shared_ptr<GatheredWeight::Slot>& slot_of(UseId use, Pass pass) const;
   /// [padded rows, columns] view of the use's buffer.
   [[nodiscard]] at::Tensor whole_weight(UseId use, Pass pass) const;
