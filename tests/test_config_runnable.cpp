@@ -72,8 +72,7 @@ TEST_CASE("the backend is chosen and checked against the machine", "[cpu][config
   const std::string shards = "--tensor-parallel-num-weight-shards 2 ";
   CHECK(with(copies + shards, true, 2, 2).parallel.gtp_transport == GtpTransport::kCopyEngine);
   CHECK(with(shards, true, 2, 2).parallel.gtp_transport == GtpTransport::kAutomatic);
-  CHECK(with(shards, false, 0, 2).parallel.gtp_transport == GtpTransport::kNccl);
-  CHECK(with(shards + "--cuda-graph-impl full_iteration", true, 2, 2).parallel.gtp_transport == GtpTransport::kNccl);
+  CHECK(with(shards, false, 0, 2).parallel.gtp_transport == GtpTransport::kAutomatic);
   CHECK(with(shards + "--gtp-transport nccl", true, 2, 2).parallel.gtp_transport == GtpTransport::kNccl);
   CHECK(contains(error(copies + shards, false, 0, 2), "--gtp-transport copy-engine needs --distributed-backend nccl"));
   CHECK(contains(error(copies + shards + "--distributed-backend gloo", true, 2, 2), "use --gtp-transport nccl"));

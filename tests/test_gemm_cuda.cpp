@@ -99,6 +99,15 @@ at::Tensor shifted(const at::Tensor& t) {
   return copy;
 }
 
+/// 32 tokens, 16 inputs and 24 outputs, cut out of matrices with `stride` columns.
+Layer strided_layer(std::int64_t stride) {
+  Layer l(32, 16, 24, at::kBFloat16, 4);
+  l.x = gpu_normal({32, stride}, 5, at::kBFloat16).narrow(1, 0, 16);
+  l.w = gpu_normal({24, stride}, 6, at::kBFloat16).narrow(1, 0, 16);
+  l.dy = gpu_normal({32, stride}, 7, at::kBFloat16).narrow(1, 0, 24);
+  return l;
+}
+
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -162,11 +171,21 @@ TEST_CASE("tensors that cuBLASLt is not used for give libtorch's bits", "[gpu]")
   same_as_libtorch({8, 13, 9, at::kBFloat16, 1});  // rows that are no multiples of 16 bytes
   same_as_libtorch({32, 16, 24, at::kFloat, 2});   // fp32
   same_as_libtorch({32, 16, 24, at::kDouble, 3});  // fp64
-  Layer strided(32, 16, 24, at::kBFloat16, 4);
-  strided.x = gpu_normal({32, 32}, 5, at::kBFloat16).narrow(1, 0, 16);
-  strided.w = gpu_normal({24, 32}, 6, at::kBFloat16).narrow(1, 0, 16);
-  strided.dy = gpu_normal({32, 48}, 7, at::kBFloat16).narrow(1, 0, 24);
-  same_as_libtorch(strided);
+  same_as_libtorch(strided_layer(36));  // rows that lie a number of bytes apart that is no multiple of 16
+}
+
+TEST_CASE("rows that lie apart are multiplied as contiguous ones", "[gpu]") {
+  if (!at::hasCUDA()) return;
+  GemmAlgorithms algorithms;
+  const Layer strided = strided_layer(48);
+  check_layer(strided, with(algorithms));
+  CHECK(algorithms.size() == 6);
+  Layer packed = strided;
+  for (at::Tensor* t : {&packed.x, &packed.w, &packed.dy}) *t = t->contiguous();
+  const std::vector<at::Tensor> apart = all_products(strided, with(algorithms)),
+                                together = all_products(packed, with(algorithms));
+  CHECK(algorithms.size() == 6);  // the same algorithms
+  for (std::size_t i = 0; i < apart.size(); ++i) require_same(apart[i], together[i]);
 }
 
 TEST_CASE("operands at addresses of 16 bytes are products of their own", "[gpu]") {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Measures training speed of pretrain_gpt and, in the same invocation, of its references: the speed floor (floor.py),
-the sketch of the design (sketch_step.py, Llama shapes) and PyTorch FSDP2 with torch.compile (peer_fsdp2.py).
+its calls in the order of a step (replay.py), the sketch of the design (sketch_step.py, Llama shapes) and PyTorch FSDP2
+with torch.compile (peer_fsdp2.py).
 
     scripts/bench.sh [--program PATH] [--models llama-1.3b,gpt2-124m] [--gpus 1] [--output FOLDER] [...]
 
@@ -38,9 +39,15 @@ import phases
 import report
 
 HERE = pathlib.Path(__file__).resolve().parent
-PARTS = ("floor", "zipf", "phases", "sketch", "peer")  # what --skip can leave out
+PARTS = ("floor", "replay", "zipf", "phases", "sketch", "peer")  # what --skip can leave out
 # Longest time of each part, seconds: start-up, compilation and measurement, about twice what an H200 needs.
-TIMEOUTS = {"floor": 90, "sketch": 120, "ours": 120, "phases": 120, "peer": 240}
+TIMEOUTS = {"floor": 90, "replay": 90, "sketch": 120, "ours": 120, "phases": 120, "peer": 240}
+REFERENCES = {  # script and name in the table
+    "floor": ("floor.py", "floor"),
+    "replay": ("replay.py", "floor's calls in order"),
+    "sketch": ("sketch_step.py", "sketch (graph)"),
+    "peer": ("peer_fsdp2.py", "FSDP2 + compile"),
+}
 RUNS_ON_SEVERAL_GPUS = (
     "llama-7b:gtp{n}:2,llama-7b:gtp{n}-noprefetch:2,llama-1.3b:dp,llama-1.3b:gtp{n},llama-1.3b:gtp{n}-noprefetch,"
     "gpt2-124m:dp"
@@ -165,28 +172,33 @@ class Bench:
 
     # ---- references ----
 
-    def reference(self, part, model, gpus=1, extra=()):
-        """Runs a reference. A floor on several GPUs is measured on all at once, and the slowest counts: ranks that
-        wait for each other are as fast as that one."""
-        script = {"floor": "floor.py", "sketch": "sketch_step.py", "peer": "peer_fsdp2.py"}[part]
+    def reference(self, part, model, gpus=1, gtp=1):
+        """Runs a reference. Floor and replay on several GPUs are measured on all at once, and the slowest counts: ranks
+        that wait for each other are as fast as that one."""
+        script, name = REFERENCES[part]
         launcher = [sys.executable]
         if part == "peer" or gpus > 1:
             launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
         command = [*launcher, str(HERE / script), "--model", model.name, "--micro-batch-size", str(model.micro_batch)]
         if part != "floor":
             command += ["--warm-up", str(self.warm_up_steps(model)), "--steps", str(self.arguments.steps)]
-        name = {"floor": "floor", "sketch": "sketch (graph)", "peer": "FSDP2 + compile"}[part]
+        if part == "replay":
+            command += ["--optimizer-share", str(1 / gtp)]
+        if part == "peer":
+            command += ["--compile"]
+        if gtp > 1:
+            name += f", 1/{gtp} of the optimizer"
         if gpus > 1:
-            name += f", {'slowest of ' if part == 'floor' else ''}{gpus} GPUs"
-        text, error = self.execute(f"{model.name} {part} {gpus}", part, [*command, *extra])
+            name += f", {'' if part == 'peer' else 'slowest of '}{gpus} GPUs"
+        text, error = self.execute(f"{model.name} {part} {gpus}", part, command)
         measured = None
         if text is not None:
             found = [json.loads(line.removeprefix("RESULT ")) for line in text.splitlines() if line.startswith("RESULT ")]
             if found:
-                measured = max(found, key=lambda result: result.get("ms", 0))
+                measured = max(found, key=report.median_ms)
             else:
                 error = "printed no result"
-        return self.add(name, part, model, gpus, measured, error)
+        return self.add(name, part, model, gpus, measured, error, gtp=gtp)
 
     # ---- pretrain_gpt ----
 
@@ -305,6 +317,8 @@ class Bench:
             say(f"{name}:")
             if "floor" not in skip:
                 self.reference("floor", model)
+            if "replay" not in skip:
+                self.reference("replay", model)
             self.ours(model, "uniform")
             for variant in self.arguments.variants:
                 self.ours(model, "uniform", layout=Layout("one-" + variant, 1))
@@ -316,23 +330,28 @@ class Bench:
                 if 16 * model.parameters > PEER_STATE_LIMIT:
                     say("  FSDP2 + compile: not run, 16 bytes a parameter leave no room for activations")
                 else:
-                    self.reference("peer", model, extra=["--compile"])
+                    self.reference("peer", model)
 
     def several_gpus(self):
         gpus, skip = self.arguments.gpus, self.arguments.skip
         runs = self.arguments.runs or RUNS_ON_SEVERAL_GPUS.format(n=gpus)
         referenced = set()
         for text in runs.split(","):
-            name, layout, *batch = text.split(":")
+            name, layout_text, *batch = text.split(":")
+            layout = Layout(layout_text, gpus)
             model = models.load(name).with_micro_batch(int(batch[0]) if batch else 0)
             say(f"{text}:")
-            if (name, model.micro_batch) not in referenced:
-                referenced.add((name, model.micro_batch))
+            if (model, 0) not in referenced:
+                referenced.add((model, 0))
                 if "floor" not in skip:
                     self.reference("floor", model, gpus)
                 if "peer" not in skip:
-                    self.reference("peer", model, gpus=gpus, extra=["--compile"])
-            self.ours(model, "uniform", gpus, Layout(layout, gpus))
+                    self.reference("peer", model, gpus)
+            if (model, layout.gtp) not in referenced:
+                referenced.add((model, layout.gtp))
+                if "replay" not in skip:
+                    self.reference("replay", model, gpus, layout.gtp)
+            self.ours(model, "uniform", gpus, layout)
 
 
 def parse():

@@ -5,13 +5,18 @@ import statistics
 
 import phases
 
-HEADINGS = ("run", "tokens/s", "ms", "min", "max", "TFLOP/s", "of floor", "x peer", "x sketch", "peak GiB", "W", "MHz")
+HEADINGS = "run,tokens/s,ms,min,max,TFLOP/s,of floor,of replay,x peer,x sketch,peak GiB,W,MHz".split(",")
+
+
+def median_ms(result):
+    """Of a result that has step_ms, or ms for the floor."""
+    return statistics.median(result["step_ms"]) if result.get("step_ms") else result["ms"]
 
 
 def derive(result, model):
     """Adds speed figures of one GPU to a result that has step_ms, or ms for the floor (one micro-batch a step)."""
     step_ms = result.get("step_ms")
-    result["median_ms"] = statistics.median(step_ms) if step_ms else result["ms"]
+    result["median_ms"] = median_ms(result)
     if step_ms:
         result["min_ms"], result["max_ms"] = min(step_ms), max(step_ms)
     seconds = result["median_ms"] / 1e3
@@ -36,10 +41,13 @@ def compare(results):
         same = {key: result[key] for key in ("model", "micro_batch", "gpus")}
         floor, peer = find(results, kind="floor", **same), find(results, kind="peer", **same)
         sketch = find(results, kind="sketch", **{**same, "gpus": 1})
+        replay = find(results, kind="replay", gtp=result.get("gtp", 1), **same)
         if floor:
             # A GTP rank updates its share of the weights only.
             saved = floor["parts_ms"]["optimizer"] * (1 - 1 / result.get("gtp", 1))
             result["of_floor"] = (floor["median_ms"] - saved) / result["median_ms"]
+        if replay:
+            result["of_replay"] = replay["median_ms"] / result["median_ms"]
         if peer:
             result["of_peer"] = peer["median_ms"] / result["median_ms"]
         if sketch:
@@ -65,6 +73,7 @@ def cells(result):
         number("max_ms", "{:.2f}"),
         number("tflops", "{:.0f}"),
         number("of_floor", "{:.3f}"),
+        number("of_replay", "{:.3f}"),
         number("of_peer", "{:.3f}"),
         number("of_sketch", "{:.3f}"),
         peak,
@@ -88,7 +97,7 @@ def text_tables(results):
         widths = [max([len(HEADINGS[i])] + [len(row[i]) for row in rows if len(row) > 2]) for i in range(len(HEADINGS))]
         widths[0] = max([widths[0]] + [len(row[0]) for row in rows])
         lines += ["", heading]
-        for row in [list(HEADINGS), *rows]:
+        for row in [HEADINGS, *rows]:
             padded = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
             lines.append("  ".join(padded).rstrip())
     return "\n".join(lines).lstrip("\n")

@@ -132,13 +132,10 @@ ParsedCommand parse_command_line(const std::vector<std::string>& arguments, cons
   command.config.dry_run = dry_run;
   if (dry_run || print_config) {
     // No device is looked at: the backend is the given one, or the one that fits what the caller knows.
-    ParallelConfig& p = command.config.parallel;
-    if (!p.backend_given) {
-      const GtpTransport transport = p.gtp_transport;
+    if (!command.config.parallel.backend_given) {
       MachineFacts roomy = context.machine;
       roomy.local_world_size = 1;
       resolve_backend(command.config, roomy);
-      p.gtp_transport = transport;  // the estimate is that of a machine with GPUs
     }
     command.action = dry_run ? Action::kDryRun : Action::kPrintConfig;
     command.text = dry_run ? describe_dry_run(command.config) : json;

@@ -72,9 +72,6 @@ void resolve_backend(Config& config, const MachineFacts& machine) {
     config.notices.push_back(concat("WARNING: ", machine.local_world_size, " local ranks share ", machine.visible_gpus,
                                     " GPU(s); collectives go through host memory, for functional tests only"));
   }
-  // Copies need GPUs of their own, and waits on memory are not captured into graphs.
-  const bool may_copy = p.backend == Backend::kNccl && !config.training.cuda_graph;
-  if (p.gtp_transport == GtpTransport::kAutomatic && !may_copy) p.gtp_transport = GtpTransport::kNccl;
   const std::string name = p.backend == Backend::kNccl ? "nccl" : "gloo";
   for (auto& [argument, value] : config.arguments) {
     if (argument == "distributed_backend") value = name;

@@ -32,10 +32,11 @@ mesh::Degrees degrees(const config::ParallelConfig& p) {
           p.pipeline_before_data};
 }
 
-comm::Transport gtp_transport(const config::ParallelConfig& p) {
-  switch (p.gtp_transport) {
+comm::Transport gtp_transport(const config::Config& config) {
+  switch (config.parallel.gtp_transport) {
     case config::GtpTransport::kAutomatic:
-      return comm::Transport::kAutomatic;
+      // Waits on memory are not captured into graphs.
+      return config.training.cuda_graph ? comm::Transport::kCollective : comm::Transport::kAutomatic;
     case config::GtpTransport::kCopyEngine:
       return comm::Transport::kCopyEngine;
     case config::GtpTransport::kNccl:
@@ -68,7 +69,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, at::Device de
       graphs_(config.training.cuda_graph ? std::make_unique<StepGraphs>(device) : nullptr),
       print_(std::move(print)),
       mesh_(degrees(config.parallel)),
-      groups_(create_groups(world, mesh_, gtp_transport(config.parallel), config.parallel.gtp_communicators)),
+      groups_(create_groups(world, mesh_, gtp_transport(config), config.parallel.gtp_communicators)),
       gemm_tuning_(config, *groups_.data, device, print_),
       policy_{config.training.kernels == config::KernelSet::kFast, config.training.deterministic,
               gemm_tuning_.algorithms()},

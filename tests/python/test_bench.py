@@ -128,6 +128,9 @@ class Report(unittest.TestCase):
         results = [
             floor,
             slowest,
+            self.result("replay", [205.0], gtp=1),
+            self.result("replay", [198.0], gpus=2, gtp=2),
+            self.result("replay", [209.0], gpus=2, gtp=1),
             self.result("peer", [300.0]),
             self.result("peer", [330.0], gpus=2),
             self.result("sketch", [260.0]),
@@ -143,8 +146,10 @@ class Report(unittest.TestCase):
         self.assertAlmostEqual(ours["of_floor"], 200 / 250)
         self.assertAlmostEqual(ours["of_peer"], 300 / 250)
         self.assertAlmostEqual(ours["of_sketch"], 260 / 250)
+        self.assertAlmostEqual(ours["of_replay"], 205 / 250)
         # Half the optimizer at GTP 2, and the references that ran on two GPUs.
         self.assertAlmostEqual(gtp["of_floor"], (205 - 6) / 220)
+        self.assertAlmostEqual(gtp["of_replay"], 198 / 220)
         self.assertAlmostEqual(gtp["of_peer"], 330 / 220)
 
     def test_a_run_that_failed_shows_its_reason(self):
