@@ -132,6 +132,7 @@ void require_same_steps(const std::vector<training::StepReport>& actual,
     CHECK(a.applied_learning_rate == b.applied_learning_rate);
     CHECK(a.learning_rate == b.learning_rate);
     CHECK(a.batch_size == b.batch_size);
+    CHECK(a.applied_loss_scale == b.applied_loss_scale);
     CHECK(a.loss_scale == b.loss_scale);
     CHECK(a.skipped == b.skipped);
   }

@@ -57,15 +57,18 @@ std::vector<ParameterSpec> GptModel::parameter_specs(const config::ModelConfig& 
   SpecList list(model);
   std::int64_t use = 0;
 
+  // A spread of their own makes the embedding tables normal under --init-method-xavier-uniform too.
+  const bool xavier_tables =
+      model.init_method_xavier_uniform && model.embedding_init_method_std == model.init_method_std;
   list.matrix("embedding.word_embeddings.weight", model.padded_vocab_size, h, model.embedding_init_method_std, use,
               false);
+  list.specs().back().init = xavier_tables ? InitRule::kXavierUniform : InitRule::kNormal;
   list.specs().back().decoupled_lr = true;
   if (model.position_embedding == config::PositionEmbedding::kLearnedAbsolute) {
     list.matrix("embedding.position_embeddings.weight", model.max_position_embeddings, h,
                 model.embedding_init_method_std, ++use, false);
     list.specs().back().gtp_sharded = false;
-    list.specs().back().init = InitRule::kPositionTable;
-    list.specs().back().decoupled_lr = true;
+    list.specs().back().init = xavier_tables ? InitRule::kXavierPositionTable : InitRule::kPositionTable;
   }
   for (std::int64_t i = 0; i < model.num_layers; ++i) {
     const std::string layer = "decoder.layers." + std::to_string(i) + ".";

@@ -8,7 +8,7 @@ LossScaler::LossScaler(const config::TrainingConfig& training)
     : enabled_(training.params_dtype == config::Dtype::kFloat16 || training.loss_scale.has_value()),
       dynamic_(training.params_dtype == config::Dtype::kFloat16 && !training.loss_scale.has_value()),
       minimum_(training.min_loss_scale),
-      window_(static_cast<std::int64_t>(training.loss_scale_window)),
+      window_(static_cast<std::int64_t>(std::min(training.loss_scale_window, 1e18))),  // inf: never
       initial_hysteresis_(training.hysteresis),
       hysteresis_(training.hysteresis) {
   if (training.loss_scale) scale_ = *training.loss_scale;

@@ -17,10 +17,6 @@ constexpr std::int32_t kDefaultGroup = 0;
 constexpr std::int32_t kDecoupledGroup = 1;
 constexpr std::int64_t kNumGroups = 2;
 
-bool ends_with(const std::string& text, const std::string& suffix) {
-  return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
-}
-
 kernels::SegmentTable make_segments(const parameter::ParameterStore& store, const config::OptimizerConfig& config) {
   std::vector<kernels::Segment> segments;
   for (const parameter::Parameter& parameter : store.parameters()) {
@@ -28,8 +24,9 @@ kernels::SegmentTable make_segments(const parameter::ParameterStore& store, cons
     segment.begin = parameter.offset;
     segment.end = parameter.offset + parameter.num_elements();
     segment.group = config.decoupled_lr && parameter.spec.decoupled_lr ? kDecoupledGroup : kDefaultGroup;
-    const bool head_norm =
-        ends_with(parameter.spec.name, "q_layernorm.weight") || ends_with(parameter.spec.name, "k_layernorm.weight");
+    // Gain and bias alike, though other biases never decay (spec/training.md 4.4).
+    const bool head_norm = parameter.spec.name.find("q_layernorm.") != std::string::npos ||
+                           parameter.spec.name.find("k_layernorm.") != std::string::npos;
     segment.weight_decay_multiplier = head_norm && config.apply_weight_decay_to_qk_layernorm
                                           ? 1.0F
                                           : static_cast<float>(parameter.spec.weight_decay_multiplier);
@@ -106,9 +103,11 @@ void Optimizer::prepare(const StepInputs& inputs) {
   at::Tensor values =
       at::zeros({StepScalars::kCount + kNumGroups}, at::TensorOptions().dtype(at::kFloat).pinned_memory(on_gpu));
   float* v = values.data_ptr<float>();
-  // float32 betas raised to an integer power, as the reference's kernels take them (spec/training.md 4.2).
-  v[StepScalars::kBiasCorrection1] = 1.0F - static_cast<float>(std::pow(static_cast<float>(config_.adam_beta1), t));
-  v[StepScalars::kBiasCorrection2] = 1.0F - static_cast<float>(std::pow(static_cast<float>(config_.adam_beta2), t));
+  // float32 betas, whose power and difference to one are taken in double and rounded once, as the reference's kernels
+  // have them (spec/training.md 4.2). A power rounded to float32 would leave 1 - 0.999^2 off by 1e-5 of its size.
+  const auto correction = [t](double beta) { return static_cast<float>(1.0 - std::pow(static_cast<float>(beta), t)); };
+  v[StepScalars::kBiasCorrection1] = correction(config_.adam_beta1);
+  v[StepScalars::kBiasCorrection2] = correction(config_.adam_beta2);
   v[StepScalars::kWeightDecay] = static_cast<float>(inputs.weight_decay);
   v[StepScalars::kFirstMomentum] = steps_ == 1 ? 1.0F : 0.0F;
   v[StepScalars::kCount + kDefaultGroup] = static_cast<float>(inputs.learning_rate);

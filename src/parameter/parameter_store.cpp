@@ -100,14 +100,18 @@ void ParameterStore::draw(Parameter& parameter, RandomStreams& streams) {
   const auto keep_rows = [&](const at::Tensor& whole) {
     if (kept > 0) parameter.weight.narrow(0, 0, kept).copy_(whole.narrow(0, rows.begin, kept));
   };
-  if (spec.init == InitRule::kPositionTable) {
+  const double bound = std::sqrt(6.0 / static_cast<double>(spec.shape.at(0) + spec.shape.at(1)));
+  if (spec.init == InitRule::kPositionTable || spec.init == InitRule::kXavierPositionTable) {
     at::Tensor table = at::empty(spec.shape, at::kFloat);
     table.normal_(0.0, 1.0, streams.host);  // the embedding module's own constructor fills it first (spec/model.md 9.2)
-    table.normal_(0.0, spec.std, streams.host);
+    if (spec.init == InitRule::kXavierPositionTable) {
+      table.uniform_(-bound, bound, streams.host);
+    } else {
+      table.normal_(0.0, spec.std, streams.host);
+    }
     keep_rows(table);
     return;
   }
-  const double bound = std::sqrt(6.0 / static_cast<double>(spec.shape.at(0) + spec.shape.at(1)));
   if (options_.host_initialization) {
     at::Tensor whole = at::empty(spec.shape, at::kFloat);
     if (spec.init == InitRule::kXavierUniform) {

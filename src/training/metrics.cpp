@@ -126,7 +126,7 @@ void JsonLinesSink::step(const StepReport& r) {
   o["learning_rate_applied"] = number(r.applied_learning_rate);
   o["learning_rate_printed"] = number(r.learning_rate);
   o["batch_size"] = r.batch_size;
-  o["loss_scale"] = number(r.loss_scale);
+  o["loss_scale"] = number(r.applied_loss_scale);
   o["skipped"] = r.skipped;
   o["nan"] = r.is_nan_iteration();
   o["step_time_ms"] = number(r.elapsed_ms);

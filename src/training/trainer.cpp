@@ -298,7 +298,8 @@ void Trainer::launch_step() {
   report.applied_learning_rate = inputs.learning_rate;
   report.learning_rate = scheduler_->learning_rate();
   report.batch_size = samples;
-  report.loss_scale = scaling.loss_scale;
+  report.applied_loss_scale = scaling.loss_scale;
+  report.loss_scale = optimizer_->loss_scaler().scale();
   report.skipped = !updated;
   launched_.push_back(std::move(launched));
 }

@@ -18,7 +18,7 @@ namespace pgpt::optim {
 /// Values that change from step to step.
 struct StepInputs {
   double learning_rate = 0;            ///< of the default group
-  double decoupled_learning_rate = 0;  ///< of embedding and output layer with --decoupled-lr
+  double decoupled_learning_rate = 0;  ///< of word embedding and output layer with --decoupled-lr
   double weight_decay = 0;             ///< before each parameter's multiplier
 };
 

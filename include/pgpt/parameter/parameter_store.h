@@ -17,9 +17,10 @@ namespace pgpt::parameter {
 enum class InitRule {
   kOnes,
   kZeros,
-  kNormal,         ///< N(0, std) from a device stream
-  kXavierUniform,  ///< U(-b, b), b = sqrt(6 / (rows + columns)) of the logical matrix
-  kPositionTable,  ///< CPU stream: a discarded N(0,1) fill, then N(0, std), in fp32
+  kNormal,               ///< N(0, std) from a device stream
+  kXavierUniform,        ///< U(-b, b), b = sqrt(6 / (rows + columns)) of the logical matrix
+  kPositionTable,        ///< CPU stream: a discarded N(0,1) fill, then N(0, std), in fp32
+  kXavierPositionTable,  ///< the same with U(-b, b) as the second fill
 };
 
 /// What a model declares of one parameter, in registration order (which is the order of the draws).
@@ -31,7 +32,7 @@ struct ParameterSpec {
   bool gtp_sharded = false;    ///< rows are cut over the GTP group
   bool shard_drawn = false;    ///< each GTP peer draws only its shard, from its own stream (Transformer Engine linears)
   std::int64_t first_use = 0;  ///< position in the forward pass; gradients become ready in reverse
-  bool decoupled_lr = false;   ///< embedding and output layer: --decoupled-lr applies
+  bool decoupled_lr = false;   ///< word embedding and output layer: --decoupled-lr applies
   double weight_decay_multiplier = 1.0;
 };
 

@@ -26,10 +26,11 @@ struct StepReport {
   std::vector<std::pair<std::string, float>> losses;
   /// MoE and MTP losses: they join the averages on skipped steps too.
   std::vector<std::pair<std::string, float>> auxiliary_losses;
-  double applied_learning_rate = 0;  ///< what this step's update used
-  double learning_rate = 0;          ///< after the schedule advanced: what the log prints
-  std::int64_t batch_size = 0;       ///< samples of this step
-  double loss_scale = 1;
+  double applied_learning_rate = 0;   ///< what this step's update used
+  double learning_rate = 0;           ///< after the schedule advanced: what the log prints
+  std::int64_t batch_size = 0;        ///< samples of this step
+  double applied_loss_scale = 1;      ///< what this step's loss was multiplied by
+  double loss_scale = 1;              ///< after the scaler saw this step: what the log prints
   std::optional<double> grad_norm;    ///< absent on a skipped step
   std::optional<double> num_zeros;    ///< with --log-num-zeros-in-grad
   std::optional<double> params_norm;  ///< with --log-params-norm
