@@ -108,6 +108,13 @@ TEST_CASE("batches and lengths are checked", "[cpu][config]") {
           {"--min-lr 1", "--min-lr 1 must be between 0 and --lr 0.001"},
           {"--min-lr -1", "--min-lr -1 must be between 0"},
           {"--lr-warmup-init 1", "--lr-warmup-init 1 is above --lr"},
+          {"--lr-warmup-init -0.1", "--lr-warmup-init is -0.1; it must not be negative"},
+          {"--adam-beta1 1", "--adam-beta1 is 1; it must be at least 0 and below 1"},
+          {"--adam-beta2 -0.1", "--adam-beta2 is -0.1; it must be at least 0 and below 1"},
+          {"--adam-beta2 nan", "--adam-beta2 is nan"},
+          {"--adam-eps 0", "--adam-eps is 0; it must be above 0"},
+          {"--sgd-momentum -1", "--sgd-momentum is -1; it must not be negative"},
+          {"--iterations-to-skip 3 0", "--iterations-to-skip 0: iterations are counted from 1"},
           {"--decoupled-min-lr 1", "--decoupled-min-lr needs --decoupled-lr"},
           {"--clip-grad -1", "--clip-grad is -1"},
           {"--start-weight-decay 0.1", "need --weight-decay-incr-style linear or cosine"},
@@ -119,6 +126,8 @@ TEST_CASE("batches and lengths are checked", "[cpu][config]") {
           {"--override-opt-param-scheduler --use-checkpoint-opt-param-scheduler", "exclude each other"},
           {"--bf16 --fp16", "--bf16 and --fp16 exclude each other"},
           {"--loss-scale 0", "--loss-scale is 0"},
+          {"--loss-scale-window 0", "--loss-scale-window is 0; it must be at least 1"},
+          {"--hysteresis 0", "--hysteresis is 0; it must be at least 1"},
           {"--initial-loss-scale 0.5", "must not be below --min-loss-scale"},
           {"--fp32-residual-connection", "--fp32-residual-connection needs --bf16 or --fp16"},
           {"--bf16 --output-logit-dtype fp32", "--output-logit-dtype fp32 differs from the parameter type"},
@@ -434,8 +443,17 @@ TEST_CASE("options that need another one warn without it, unless they are at the
       {"--num-query-groups 2", "--num-query-groups 4", "--group-query-attention"},
       {"--rotary-base 500000", "--rotary-base 10000", "--position-embedding-type rope"},
       {"--rotary-percent 0.5", "--rotary-percent 1", "--position-embedding-type rope"},
+      {"--rotary-interleaved", "", "--position-embedding-type rope"},
+      {"--rotary-seq-len-interpolation-factor 2", "", "--position-embedding-type rope"},
+      {"--use-rope-scaling", "", "--position-embedding-type rope"},
       {"--lr-wsd-decay-iters 2", "", "--lr-decay-style WSD"},
       {"--sgd-momentum 0.5", "--sgd-momentum 0.9", "--optimizer sgd"},
+      {"--apply-wd-to-qk-layernorm", "", "--qk-layernorm"},
+      {"--initial-loss-scale 1024.0", "--initial-loss-scale 4294967296", "--fp16"},
+      {"--min-loss-scale 2.0", "--min-loss-scale 1", "--fp16"},
+      {"--loss-scale-window 8.0", "--loss-scale-window 1000", "--fp16"},
+      {"--hysteresis 3", "--hysteresis 2", "--fp16"},
+      {"--no-data-sharding", "", "--dataloader-type cyclic"},
   };
   for (const Case& c : cases) {
     INFO(c.flags);
@@ -451,6 +469,23 @@ TEST_CASE("options that need another one warn without it, unless they are at the
     CHECK(warnings(config_of(kTiny + c.usual)).empty());
     CHECK(warnings(config_of(kTiny + c.flags + " " + c.needed)).empty());
   }
+  const auto tells = [](const std::string& command, const std::string& warning) {
+    const Config config = config_of(command);
+    return std::count(config.notices.begin(), config.notices.end(), "WARNING: " + warning) == 1;
+  };
+  for (const std::string option : {"--adam-beta1 0.5", "--adam-beta2 0.5", "--adam-eps 0.5"}) {
+    CHECK(tells(kTiny + "--optimizer sgd " + option, option + " has no effect without --optimizer adam"));
+    CHECK_FALSE(tells(kTiny + option, option + " has no effect without --optimizer adam"));
+  }
+  CHECK(tells(kTiny + "--lr-wsd-decay-style cosine",
+              "--lr-wsd-decay-style cosine has no effect without --lr-decay-style WSD"));
+  CHECK(tells(kTiny + "--fp16 --loss-scale 64 --hysteresis 3",
+              "--hysteresis 3 has no effect without dynamic loss scaling (remove --loss-scale)"));
+  const std::string warmup =
+      "--lr-warmup-init 0.0001 has no effect without a warmup (--lr-warmup-iters, -samples or -fraction)";
+  CHECK(tells(kTiny + "--lr-warmup-init 0.0001", warmup));
+  CHECK_FALSE(tells(kTiny + "--lr-warmup-init 0.0001 --lr-warmup-iters 1", warmup));
+  CHECK_FALSE(tells(kTiny + "--lr-warmup-init 0.0001 --lr-warmup-fraction 0.1", warmup));
   const Config samples = config_of(kTinyModel + "--train-samples 8 --lr 1e-3 --lr-wsd-decay-samples 4");
   CHECK(std::count(samples.notices.begin(), samples.notices.end(),
                    "WARNING: --lr-wsd-decay-samples 4 has no effect without --lr-decay-style WSD") == 1);

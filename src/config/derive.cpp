@@ -51,7 +51,9 @@ void Derivation::warn_unused(const char* destination, const char* needed) {
   static const Values defaults;
   const Value& value = values.at(destination);
   if (value == defaults.at(destination)) return;
-  notice(concat("WARNING: ", option_name(destination), " ", print_value(value), " has no effect without ", needed));
+  // A switch says all with its name.
+  const std::string given = std::holds_alternative<bool>(value) ? "" : " " + print_value(value);
+  notice(concat("WARNING: ", option_name(destination), given, " has no effect without ", needed));
 }
 
 void derive_all(Derivation& d) {

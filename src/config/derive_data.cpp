@@ -95,6 +95,7 @@ void derive_data(Derivation& d) {
   data.cache_path = v.text("data_cache_path");
   data.mmap = v.flag("mmap_bin_files");
   data.data_sharding = v.flag("data_sharding");
+  if (v.text("dataloader_type") != "cyclic") d.warn_unused("data_sharding", "--dataloader-type cyclic");
   data.num_workers = v.integer("num_workers");
   PGPT_CHECK(ConfigError, data.num_workers >= 0, "--num-workers is ", data.num_workers, "; it must not be negative");
   (void)d.positive("num_dataset_builder_threads");

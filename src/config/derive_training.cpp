@@ -111,6 +111,14 @@ void derive_precision(Derivation& d) {
   t.hysteresis = v.integer("hysteresis");
   PGPT_CHECK(ConfigError, t.initial_loss_scale >= t.min_loss_scale && t.min_loss_scale > 0, "--initial-loss-scale ",
              t.initial_loss_scale, " must not be below --min-loss-scale ", t.min_loss_scale, ", which must be above 0");
+  PGPT_CHECK(ConfigError, t.loss_scale_window >= 1, "--loss-scale-window is ", t.loss_scale_window,
+             "; it must be at least 1");
+  PGPT_CHECK(ConfigError, t.hysteresis >= 1, "--hysteresis is ", t.hysteresis, "; it must be at least 1");
+  if (!fp16 || t.loss_scale) {
+    for (const char* name : {"initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"}) {
+      d.warn_unused(name, fp16 ? "dynamic loss scaling (remove --loss-scale)" : "--fp16");
+    }
+  }
   t.check_for_nan = v.flag("check_for_nan_in_loss_and_grad");
   if (fp16 && !t.loss_scale && t.check_for_nan) {
     t.check_for_nan = false;
@@ -179,6 +187,9 @@ void derive_run_length(Derivation& d) {
     }
   }
   t.iterations_to_skip = v.integers("iterations_to_skip");
+  for (const std::int64_t iteration : t.iterations_to_skip) {
+    PGPT_CHECK(ConfigError, iteration >= 1, "--iterations-to-skip ", iteration, ": iterations are counted from 1");
+  }
   t.exit_interval = d.maybe_positive("exit_interval").value_or(0);
   t.exit_duration_minutes = d.maybe_positive("exit_duration_in_mins").value_or(0);
   t.exit_signal_handler = v.flag("exit_signal_handler");
@@ -238,6 +249,7 @@ void derive_weight_decay(Derivation& d) {
   v.derive("start_weight_decay", o.start_weight_decay);
   v.derive("end_weight_decay", o.end_weight_decay);
   o.apply_weight_decay_to_qk_layernorm = v.flag("apply_wd_to_qk_layernorm") || v.is_set("no_weight_decay_cond_type");
+  if (!v.flag("qk_layernorm")) d.warn_unused("apply_wd_to_qk_layernorm", "--qk-layernorm");
 }
 
 void derive_recompute(Derivation& d) {
@@ -289,6 +301,13 @@ void derive_schedules(Derivation& d) {
   o.adam_beta2 = v.real("adam_beta2");
   o.adam_eps = v.real("adam_eps");
   o.sgd_momentum = v.real("sgd_momentum");
+  for (const char* name : {"adam_beta1", "adam_beta2"}) {
+    PGPT_CHECK(ConfigError, v.real(name) >= 0 && v.real(name) < 1, option_name(name), " is ", v.real(name),
+               "; it must be at least 0 and below 1");
+  }
+  PGPT_CHECK(ConfigError, o.adam_eps > 0, "--adam-eps is ", o.adam_eps,
+             "; it must be above 0, or weights without a gradient become NaN");
+  PGPT_CHECK(ConfigError, o.sgd_momentum >= 0, "--sgd-momentum is ", o.sgd_momentum, "; it must not be negative");
   o.clip_grad = v.real("clip_grad");
   PGPT_CHECK(ConfigError, o.clip_grad >= 0, "--clip-grad is ", o.clip_grad, "; give 0 (off) or more");
   o.lr = v.maybe_real("lr").value_or(0);
@@ -311,14 +330,21 @@ void derive_schedules(Derivation& d) {
                       : tail == "cosine"     ? WsdDecayStyle::kCosine
                       : tail == "minus_sqrt" ? WsdDecayStyle::kMinusSqrt
                                              : WsdDecayStyle::kExponential;
-  if (o.kind == OptimizerKind::kAdam) d.warn_unused("sgd_momentum", "--optimizer sgd");
+  if (o.kind == OptimizerKind::kAdam) {
+    d.warn_unused("sgd_momentum", "--optimizer sgd");
+  } else {
+    for (const char* name : {"adam_beta1", "adam_beta2", "adam_eps"}) d.warn_unused(name, "--optimizer adam");
+  }
   if (o.lr_decay_style != LrDecayStyle::kWsd) {
-    for (const char* name : {"lr_wsd_decay_iters", "lr_wsd_decay_samples"}) d.warn_unused(name, "--lr-decay-style WSD");
+    for (const char* name : {"lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples"}) {
+      d.warn_unused(name, "--lr-decay-style WSD");
+    }
   }
   if (t.skip_train) return;
   PGPT_CHECK(ConfigError, v.is_set("lr"), "--lr is required for training; give the maximum learning rate");
   PGPT_CHECK(ConfigError, o.min_lr >= 0 && o.min_lr <= o.lr, "--min-lr ", o.min_lr, " must be between 0 and --lr ",
              o.lr);
+  PGPT_CHECK(ConfigError, o.lr_warmup_init >= 0, "--lr-warmup-init is ", o.lr_warmup_init, "; it must not be negative");
   PGPT_CHECK(ConfigError, o.lr_warmup_init <= o.lr, "--lr-warmup-init ", o.lr_warmup_init, " is above --lr ", o.lr);
   PGPT_CHECK(ConfigError, !o.decoupled_min_lr || (o.decoupled_lr && *o.decoupled_min_lr <= *o.decoupled_lr),
              "--decoupled-min-lr needs --decoupled-lr and must not be above it");
@@ -338,6 +364,7 @@ void derive_schedules(Derivation& d) {
   } else {
     o.lr_warmup_samples = *length(d, phase, "lr_warmup_iters", "lr_warmup_samples");
   }
+  if (o.lr_warmup_samples == 0) d.warn_unused("lr_warmup_init", "a warmup (--lr-warmup-iters, -samples or -fraction)");
   PGPT_CHECK(ConfigError, o.lr_warmup_samples < o.lr_decay_samples, "warmup of ", o.lr_warmup_samples,
              " samples is not below the decay length of ", o.lr_decay_samples,
              " samples (--lr-warmup-iters, --lr-warmup-samples; ", decay_option, ")");

@@ -13,13 +13,16 @@ constexpr auto kFim = "fill-in-the-middle data are not implemented";
 Rows data_rows() {
   return {
       on("--mock-data", "Synthetic samples."),
-      text("--data-path", kNone, "Prefix of .bin/.idx files; weight prefix pairs; or several prefixes.").any_number(),
+      text("--data-path", kNone,
+           "Prefix of .bin/.idx files; weight prefix pairs, or several prefixes, only in dry runs for now.")
+          .any_number(),
       text("--split", kNone, "Weights of train,valid,test within --data-path; default 969, 30, 1."),
-      text("--train-data-path", kNone, "Training data, instead of --data-path.").any_number(),
+      text("--train-data-path", kNone, "Training data, instead of --data-path; only in dry runs for now.").any_number(),
       text("--valid-data-path", kNone, "Validation data.").any_number(),
       text("--test-data-path", kNone, "Test data.").any_number(),
       text("--data-args-path", kNone, "File that holds the words of --data-path."),
-      text("--per-split-data-args-path", kNone, "JSON file with the data paths of train, valid and test."),
+      text("--per-split-data-args-path", kNone,
+           "JSON file with the data paths of train, valid and test; only in dry runs for now."),
       text("--per-dataset-sequences-path", kNone, "JSON of sequence counts.")
           .no_effect("counts come from the .idx files"),
       text("--data-cache-path", kNone, "Folder for index files."),

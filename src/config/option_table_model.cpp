@@ -142,7 +142,7 @@ Rows regularisation_rows() {
       real("--start-weight-decay", kNone, "First value of an increasing weight decay."),
       real("--end-weight-decay", kNone, "Last value of an increasing weight decay."),
       choice("--weight-decay-incr-style", "constant", "constant|linear|cosine", "How weight decay grows."),
-      on("--apply-wd-to-qk-layernorm", "Decay the weights of the query and key norms."),
+      on("--apply-wd-to-qk-layernorm", "Decay the gains and biases of the query and key norms."),
       choice("--no-weight-decay-cond-type", kNone, "apply_wd_to_qk_layernorm",
              "Older form of --apply-wd-to-qk-layernorm."),
       real("--clip-grad", "1.0", "Global gradient norm limit; 0 = off."),
