@@ -1,6 +1,5 @@
 // Microbatches, batch schedules, sample counts and FLOPs.
 #include <cstdint>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -10,36 +9,26 @@
 #include "pgpt/config/batch_calculator.h"
 #include "pgpt/config/flops.h"
 #include "support/catch.h"
+#include "support/json.h"
+#include "support/text.h"
 
 namespace {
 
 using pgpt::config::BatchCalculator;
 using pgpt::config::parse_batch_size_schedule;
 using pgpt::config::TrainingConfig;
+using pgpt::test::contains;
+using pgpt::test::error_of;
 using Json = nlohmann::json;
 using Schedule = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
 const Json& golden() {
-  static const Json data = [] {
-    std::ifstream file(std::string(PGPT_TEST_DATA) + "/batching.json");
-    REQUIRE(file.good());
-    return Json::parse(file);
-  }();
+  static const Json data = pgpt::test::read_json(std::string(PGPT_TEST_DATA) + "/batching.json");
   return data;
 }
 
 std::int64_t integer_or(const Json& value, std::int64_t fallback) {
   return value.is_null() ? fallback : value.get<std::int64_t>();
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const pgpt::ConfigError& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace
@@ -56,8 +45,8 @@ TEST_CASE("constant batches divide as the reference's", "[cpu][batching]") {
     const Json& result = c.at("result");
     if (result.contains("error")) {
       const std::string message = error_of([&] { BatchCalculator(t, ranks); });
-      CHECK(message.find(result.at("error").get<std::string>()) != std::string::npos);
-      CHECK(message.find("micro batch size 2 x data ranks 2") != std::string::npos);
+      CHECK(contains(message, result.at("error").get<std::string>()));
+      CHECK(contains(message, "micro batch size 2 x data ranks 2"));
       continue;
     }
     BatchCalculator calculator(t, ranks);
@@ -114,12 +103,12 @@ TEST_CASE("malformed batch size schedules are refused", "[cpu][batching]") {
   CHECK(calculator.num_microbatches() == 2);
   CHECK(calculator.update(8));
   CHECK(calculator.num_microbatches() == 3);
-  CHECK(error_of([&] { calculator.update(20); }).find("may only grow") != std::string::npos);
+  CHECK(contains(error_of([&] { calculator.update(20); }), "may only grow"));
   t.batch_size_schedule = {{0, 4}, {8, 7}};
   BatchCalculator odd(t, 1);
-  CHECK(error_of([&] { odd.update(8); }).find("not divisible") != std::string::npos);
+  CHECK(contains(error_of([&] { odd.update(8); }), "not divisible"));
   t.decrease_batch_size_if_needed = true;
-  CHECK(error_of([&] { BatchCalculator(t, 1); }).find("exclude") != std::string::npos);
+  CHECK(contains(error_of([&] { BatchCalculator(t, 1); }), "exclude"));
 }
 
 TEST_CASE("requested samples equal the reference's", "[cpu][batching]") {
@@ -171,5 +160,5 @@ TEST_CASE("FLOPs of a step follow the reference's formula", "[cpu][flops]") {
   CHECK(pgpt::config::tflops_per_gpu(4e12, 0.0, 4) == 0.0);
   m.activation = pgpt::config::Activation::kGeluTanh;
   m.num_query_groups = 4;
-  CHECK(pgpt::config::describe_flops(m).find("tokens * 1671168 + sum(length^2) * 1536") != std::string::npos);
+  CHECK(contains(pgpt::config::describe_flops(m), "tokens * 1671168 + sum(length^2) * 1536"));
 }

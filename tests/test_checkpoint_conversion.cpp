@@ -9,10 +9,12 @@
 #include "pgpt/checkpoint/architecture.h"
 #include "pgpt/checkpoint/hugging_face.h"
 #include "support/catch.h"
+#include "support/text.h"
 #include "test_checkpoint_support.h"
 
 using namespace pgpt;
 using namespace pgpt::checkpoint;
+using test::contains;
 
 namespace {
 
@@ -71,12 +73,7 @@ std::vector<Case> cases() {
 }
 
 std::string refusal(const config::ModelConfig& model, const std::string& wanted = "") {
-  try {
-    (void)choose_family(model, wanted);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of<ConfigError>([&] { (void)choose_family(model, wanted); });
 }
 
 }  // namespace
@@ -184,9 +181,6 @@ TEST_CASE("the family follows from the flags, and what fits none says why", "[cp
   CHECK(choose_family(llama(), "mistral") == HfFamily::kMistral);
   CHECK(choose_family(cases()[4].model, "") == HfFamily::kQwen2);
   CHECK(choose_family(cases()[5].model, "") == HfFamily::kQwen3);
-  const auto contains = [](const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-  };
   config::ModelConfig m = llama();
   m.zero_centered_gamma = true;
   CHECK(contains(refusal(m), "--apply-layernorm-1p"));

@@ -3,25 +3,20 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <random>
 
 #include "pgpt/checkpoint/directory.h"
 #include "support/catch.h"
+#include "support/text.h"
 #include "test_checkpoint_support.h"
 
 using namespace pgpt;
+using test::contains;
+using test::read_text;
+using test::write_text;
 namespace fs = std::filesystem;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-void write_file(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 /// A mounted memory disk; needs root. Unmounts with the object.
 class SmallDisk {
@@ -53,15 +48,15 @@ TEST_CASE("a damaged checkpoint stops all ranks and names the file", "[cpu][chec
   const fs::path damaged = test::iteration_path(save, 4);
   std::mt19937 random(5);
   for (const std::string name : {"shard_00000.safetensors", "shard_00001.safetensors", "manifest.json"}) {
-    const std::string bytes = read_file(damaged / name);
+    const std::string bytes = read_text(damaged / name);
     for (const int kind : {0, 1, 2}) {
       INFO(name << ", kind of damage " << kind);
       if (kind == 0) {
         std::string bad = bytes;
         bad[random() % bad.size()] ^= 0x10;
-        write_file(damaged / name, bad);
+        write_text(damaged / name, bad);
       } else if (kind == 1) {
-        write_file(damaged / name, bytes.substr(0, random() % bytes.size()));
+        write_text(damaged / name, bytes.substr(0, random() % bytes.size()));
       } else {
         fs::remove(damaged / name);
       }
@@ -71,7 +66,7 @@ TEST_CASE("a damaged checkpoint stops all ranks and names the file", "[cpu][chec
       CHECK(contains(failure.message, (damaged / name).string()));
       // The older one is still there for the asking.
       CHECK(test::train(flags + "--load " + save + " --ckpt-step 2", 2).steps.front().iteration == 3);
-      write_file(damaged / name, bytes);
+      write_text(damaged / name, bytes);
     }
   }
   CHECK(test::train(flags + "--load " + save, 2).steps.front().iteration == 5);
@@ -79,7 +74,7 @@ TEST_CASE("a damaged checkpoint stops all ranks and names the file", "[cpu][chec
 
 TEST_CASE("a folder that cannot be written stops all ranks before the first step", "[cpu][checkpoint]") {
   const test::ScratchFolder folder;
-  write_file(folder.path("file"), "x");
+  write_text(folder.path("file"), "x");
   const std::string below = folder.path("file") + "/below";
   const std::string temporary = "--non-persistent-save-interval 2 --non-persistent-ckpt-type global ";
   // Nobody, root included, may create a file in /proc.

@@ -20,10 +20,15 @@
 #include "support/catch.h"
 #include "support/safetensors_reader.h"
 #include "support/tensor_check.h"
+#include "support/text.h"
 #include "test_checkpoint_support.h"
 
 using namespace pgpt;
 using namespace pgpt::checkpoint;
+using test::contains;
+using test::error_of;
+using test::read_text;
+using test::write_text;
 namespace fs = std::filesystem;
 
 namespace {
@@ -76,22 +81,6 @@ Manifest write(const fs::path& folder, const std::vector<LocalTensor>& boxes, st
   check_coverage(manifest, "test");
   write_text_atomically((folder / kManifestName).string(), manifest_text(manifest));
   return manifest;
-}
-
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-void write_file(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
-
-template <class Work>
-std::string message_of(const Work& work) {
-  try {
-    work();
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 const std::vector<std::vector<std::vector<std::int64_t>>> kCuts = {{},         {{7}},         {{3, 4, 9}},
@@ -202,7 +191,7 @@ TEST_CASE("large shards go past the page cache, in whole pages or not, and into 
       file.seekp(last);
       file.put(byte);
       file.close();
-      CHECK(message_of([&] { Checkpoint(folder).verify(options); }).find(victim.string() + " is damaged") !=
+      CHECK(error_of<DataError>([&] { Checkpoint(folder).verify(options); }).find(victim.string() + " is damaged") !=
             std::string::npos);
     }
   }
@@ -268,7 +257,7 @@ TEST_CASE("types convert only when asked", "[cpu][checkpoint]") {
   write(scratch.path("c"), boxes_of("t", values, {}), 1, {});
   const Checkpoint checkpoint(scratch.path("c"));
   LocalTensor target{"t", {6, 4}, {0, 0}, at::zeros({6, 4}, at::kBFloat16), 0, 1};
-  CHECK(message_of([&] { checkpoint.load({target}, false, {}); }).find("tensor t has type F32") != std::string::npos);
+  CHECK(contains(error_of<DataError>([&] { checkpoint.load({target}, false, {}); }), "tensor t has type F32"));
   checkpoint.load({target}, true, {});
   test::require_equal(target.values, values.to(at::kBFloat16));
 }
@@ -279,12 +268,12 @@ TEST_CASE("holes, overlaps and strangers in the list of pieces are refused", "[c
   const auto refused = [&](auto change) {
     Manifest bad = good;
     change(bad);
-    return message_of([&] { check_coverage(bad, "here"); });
+    return error_of<DataError>([&] { check_coverage(bad, "here"); });
   };
   CHECK(refused([](Manifest&) {}).empty());
   CHECK(refused([](Manifest& m) { m.tensors.at("t").pieces.pop_back(); }).find("hold 16 elements of 32") !=
         std::string::npos);
-  CHECK(refused([](Manifest& m) { m.tensors.at("t").pieces[1].offset[0] = 3; }).find("overlap") != std::string::npos);
+  CHECK(contains(refused([](Manifest& m) { m.tensors.at("t").pieces[1].offset[0] = 3; }), "overlap"));
   CHECK(refused([](Manifest& m) {
           m.tensors.at("t").pieces[1].offset[0] = 5;
         }).find("of shape [8, 4] has a piece of shape [4, 4] at [5, 0]") != std::string::npos);
@@ -305,36 +294,36 @@ TEST_CASE("every flipped bit, cut and missing file is found", "[cpu][checkpoint]
   const std::vector<std::string> files = {"shard_0.safetensors", "shard_1.safetensors", kManifestName};
   std::mt19937 random(11);
   const auto fails_naming = [&](const std::string& file) {
-    const std::string message = message_of([&] { Checkpoint(folder).verify(options); });
+    const std::string message = error_of<DataError>([&] { Checkpoint(folder).verify(options); });
     INFO(message);
-    CHECK(message.find((folder / file).string()) != std::string::npos);
+    CHECK(contains(message, (folder / file).string()));
     // What a run does is to load: it must not take a single damaged element either.
-    CHECK_FALSE(message_of([&] {
+    CHECK_FALSE(error_of<DataError>([&] {
                   const Checkpoint checkpoint(folder);
                   (void)checkpoint.read("a", options);
                   (void)checkpoint.read("b", options);
                 }).empty());
   };
   for (const std::string& file : files) {
-    const std::string bytes = read_file(folder / file);
+    const std::string bytes = read_text(folder / file);
     for (int trial = 0; trial < test::trials("PGPT_FAULT_TRIALS", 60); ++trial) {
       std::string bad = bytes;
       const std::size_t at = random() % bad.size();
       const auto bit = static_cast<char>(1U << (random() % 8));
       bad[at] = static_cast<char>(bad[at] ^ bit);
       INFO("flipped bit of byte " << at << " of " << file);
-      write_file(folder / file, bad);
+      write_text(folder / file, bad);
       fails_naming(file);
       const std::size_t length = random() % bytes.size();
       INFO("cut to " << length << " bytes");
-      write_file(folder / file, bytes.substr(0, length));
+      write_text(folder / file, bytes.substr(0, length));
       fails_naming(file);
     }
-    write_file(folder / file, bytes + "x");
+    write_text(folder / file, bytes + "x");
     fails_naming(file);
     fs::remove(folder / file);
     fails_naming(file);
-    write_file(folder / file, bytes);
+    write_text(folder / file, bytes);
   }
   Checkpoint(folder).verify(options);
 }
@@ -344,18 +333,18 @@ TEST_CASE("the tracker holds an iteration or the word release", "[cpu][checkpoin
   const fs::path root = scratch.path("");
   CHECK_FALSE(read_tracker(root));
   for (const auto& [text, iteration] : {std::pair<std::string, std::int64_t>{"12", 12}, {" 7\n", 7}, {"\t0 ", 0}}) {
-    write_file(tracker_path(root), text);
+    write_text(tracker_path(root), text);
     CHECK(read_tracker(root)->iteration == iteration);
   }
-  write_file(tracker_path(root), "release\n");
+  write_text(tracker_path(root), "release\n");
   CHECK(read_tracker(root)->release);
   for (const std::string bad : {"", "  ", "12x", "-3", "1 2", "latest", "1e3"}) {
-    write_file(tracker_path(root), bad);
+    write_text(tracker_path(root), bad);
     INFO("'" << bad << "'");
-    CHECK(message_of([&] { (void)read_tracker(root); }).find(tracker_path(root).string()) != std::string::npos);
+    CHECK(contains(error_of<DataError>([&] { (void)read_tracker(root); }), tracker_path(root).string()));
   }
   write_tracker(root, 300);
-  CHECK(read_file(tracker_path(root)) == "300");  // no newline, as the reference writes it
+  CHECK(read_text(tracker_path(root)) == "300");  // no newline, as the reference writes it
 }
 
 TEST_CASE("a checkpoint is published, replaced and removed as a whole", "[cpu][checkpoint]") {
@@ -367,15 +356,15 @@ TEST_CASE("a checkpoint is published, replaced and removed as a whole", "[cpu][c
     return all;
   };
   fs::path partial = begin_save(root, 5);
-  write_file(partial / "x", "old");
+  write_text(partial / "x", "old");
   CHECK(names() == std::set<std::string>{".iter_0000005.partial"});
   publish(root, partial, 5);
   CHECK(names() == std::set<std::string>{"iter_0000005"});
   partial = begin_save(root, 5);
-  write_file(partial / "x", "new");
+  write_text(partial / "x", "new");
   publish(root, partial, 5);
   CHECK(names() == std::set<std::string>{"iter_0000005"});
-  CHECK(read_file(root / "iter_0000005" / "x") == "new");
+  CHECK(read_text(root / "iter_0000005" / "x") == "new");
 
   // What killed processes leave: a half-written save, a half-deleted checkpoint, and an overwrite stopped between its
   // two renames.
@@ -404,7 +393,7 @@ TEST_CASE("a save can be cancelled", "[cpu][checkpoint]") {
   IoOptions options;
   options.cancel = &cancel;
   fs::create_directories(scratch.path("c"));
-  CHECK(message_of([&] {
+  CHECK(error_of<DataError>([&] {
           (void)write_shards(scratch.path("c"), "s", boxes_of("t", numbered({8}, at::kFloat), {}), options);
         }).find("cancelled") != std::string::npos);
 }

@@ -43,8 +43,7 @@ void require_end(const std::vector<test::RankResult>& ranks, std::int64_t iterat
 
 std::size_t position_of(const std::vector<std::string>& lines, const std::string& text) {
   return static_cast<std::size_t>(
-      std::find_if(lines.begin(), lines.end(),
-                   [&](const std::string& line) { return line.find(text) != std::string::npos; }) -
+      std::find_if(lines.begin(), lines.end(), [&](const std::string& line) { return test::contains(line, text); }) -
       lines.begin());
 }
 

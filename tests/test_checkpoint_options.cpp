@@ -3,24 +3,23 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <fstream>
 #include <functional>
 
 #include "pgpt/checkpoint/directory.h"
 #include "pgpt/checkpoint/safetensors.h"
 #include "support/catch.h"
+#include "support/text.h"
 #include "support/thread_ranks.h"
 #include "test_checkpoint_support.h"
 
 using namespace pgpt;
+using test::contains;
 using test::Outcome;
 namespace fs = std::filesystem;
 
 namespace {
 
 const std::string kDropout = "--attention-dropout 0.1 --hidden-dropout 0.1 ";
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// A checkpoint of iteration 3 of a bf16 run on one rank.
 std::string saved_run(const test::ScratchFolder& folder, const std::string& flags = "") {
@@ -229,8 +228,7 @@ TEST_CASE("old checkpoints go when they should", "[cpu][checkpoint]") {
   CHECK(folders(save) == std::vector<std::string>{"iter_0000003", "iter_0000006", "iter_0000008"});
   CHECK(test::has_line(outcome.lines, "  successfully deleted checkpoint from iteration       7 at " + save));
   CHECK(checkpoint::read_tracker(save)->iteration == 8);
-  std::ifstream file(save + "/progress.txt");
-  const std::string progress((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::string progress = test::read_text(save + "/progress.txt");
   CHECK(contains(progress, "\t# GPUs: 2\tStarting job\n"));
   CHECK(contains(progress, "\tSaved checkpoint\tIteration: 8\tJob throughput: "));
   CHECK(contains(progress, "\tDeleted checkpoint\tIteration: 7\n"));
@@ -294,8 +292,7 @@ TEST_CASE("asynchronous saves write the same bytes", "[cpu][checkpoint]") {
     for (const char* shard :
          {"shard_00000.safetensors", "shard_00001.safetensors", "shard_00002.safetensors", "shard_00003.safetensors"}) {
       const auto bytes = [&](const std::string& root) {
-        std::ifstream in(test::iteration_path(root, iteration) + "/" + shard, std::ios::binary);
-        return std::string((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+        return test::read_text(test::iteration_path(root, iteration) + "/" + shard);
       };
       CHECK(!bytes(folder.path("sync")).empty());
       CHECK(bytes(folder.path("async")) == bytes(folder.path("sync")));
@@ -303,8 +300,7 @@ TEST_CASE("asynchronous saves write the same bytes", "[cpu][checkpoint]") {
     test::require_same_checkpoints(test::iteration_path(folder.path("async"), iteration),
                                    test::iteration_path(folder.path("sync"), iteration));
   }
-  std::ifstream file(folder.path("async") + "/progress.txt");
-  const std::string progress((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::string progress = test::read_text(folder.path("async") + "/progress.txt");
   CHECK(contains(progress, "\tSaving async checkpoint\tIteration: 8\t"));
   CHECK(contains(progress, "\tSaved async checkpoint\tIteration: 8\n"));
 }

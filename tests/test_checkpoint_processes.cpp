@@ -7,16 +7,20 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <sstream>
+#include <set>
 #include <thread>
 
 #include "pgpt/checkpoint/directory.h"
 #include "support/catch.h"
 #include "support/processes.h"
+#include "support/text.h"
 #include "support/thread_ranks.h"
 #include "test_checkpoint_support.h"
 
 using namespace pgpt;
+using test::contains;
+using test::count;
+using test::tool;
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
@@ -24,24 +28,8 @@ namespace {
 
 const test::Environment kCpu = {{"CUDA_VISIBLE_DEVICES", ""}};
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t n = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
-  return n;
-}
-
-std::vector<std::string> program(const std::string& flags) {
-  std::vector<std::string> command = {PGPT_PROGRAM};
-  for (const std::string& word : test::split_words(test::base_flags() + flags)) command.push_back(word);
-  return command;
-}
-
-test::Ended tool(const std::vector<std::string>& words) {
-  std::vector<std::string> command = {PGPT_TOOL};
-  command.insert(command.end(), words.begin(), words.end());
-  return test::Process(command, kCpu).wait(60s);
-}
+/// pretrain_gpt with the options of these tests' small runs, and `flags` after them.
+std::vector<std::string> program(const std::string& flags) { return test::program(test::base_flags() + flags); }
 
 /// A run far too long to end by itself.
 const std::string kLong = "--bf16 --train-iters 1000000 --lr-decay-iters 1000000 --log-interval 100000 ";
@@ -100,8 +88,7 @@ TEST_CASE("a run that only evaluates gives the losses of the run that saved, and
   const std::string flags = "--bf16 --eval-iters 2 --eval-interval 2 ";
   const auto result_lines = [](const std::string& text, const std::string& set) {
     std::vector<std::string> lines;
-    std::istringstream in(text);
-    for (std::string line; std::getline(in, line);) {
+    for (const std::string& line : test::split_lines(text)) {
       const std::size_t at = line.find("loss at iteration 8 on " + set + " set |");
       if (at != std::string::npos) lines.push_back(line.substr(at));
     }
@@ -244,13 +231,29 @@ TEST_CASE("the tool shows, checks and compares checkpoints", "[cpu][checkpoint]"
   CHECK(shown.exit_code == 0);
   CHECK(contains(shown.output, "iteration    4; samples: 16 consumed"));
   CHECK(contains(shown.output, "optimizer    adam after 4 steps"));
-  CHECK(contains(shown.output, "decoder.layers.0.mlp.linear_fc1.weight"));
+  CHECK(contains(shown.output, "  decoder.layers.0.mlp.linear_fc1.weight "));
+  const std::size_t heading = shown.output.find("\ntensors of optimizer.state.exp_avg.\n");
+  REQUIRE(heading != std::string::npos);
+  CHECK(contains(shown.output.substr(heading), "\n  decoder.layers.0.mlp.linear_fc1.weight "));
+  // Each tensor has its line under one of the headings, and none is wider than a terminal.
+  std::string prefix;
+  std::set<std::string> listed;
+  for (const std::string& line : test::split_lines(shown.output.substr(0, shown.output.find("\narguments\n")))) {
+    INFO(line);
+    CHECK((line.size() <= 120 || line.starts_with("checkpoint ")));  // its path may be long
+    if (line.starts_with("tensors")) prefix = line == "tensors" ? "" : line.substr(std::string("tensors of ").size());
+    if (line.starts_with("  ")) listed.insert(prefix + line.substr(2, line.find(' ', 2) - 2));
+  }
   CHECK(contains(shown.output, "every byte was read and every checksum is right"));
   CHECK(contains(shown.output, "train_iters"));
   const test::Ended json = tool({"inspect", test::iteration_path(a, 2), "--json"});
   const nlohmann::json document = nlohmann::json::parse(json.output);
   CHECK(document.at("state").at("iteration") == 2);
   CHECK(document.at("totals").at("parameters").get<std::int64_t>() > 0);
+  for (const auto& [name, entry] : document.at("tensors").items()) {
+    INFO(name);
+    CHECK(listed.count(name) == 1);
+  }
 
   CHECK(tool({"diff", a, a}).exit_code == 0);
   const test::Ended relayout = tool({"diff", a, b});  // the same tensors, cut otherwise, four skipped iterations later
@@ -269,6 +272,5 @@ TEST_CASE("the tool shows, checks and compares checkpoints", "[cpu][checkpoint]"
   const test::Ended damaged = tool({"inspect", a, "--verify"});
   CHECK(damaged.exit_code == 2);
   CHECK(contains(damaged.output, shard.string() + " is damaged"));
-  CHECK(tool({"inspect", folder.path("nothing")}).exit_code == 2);
-  CHECK(tool({"inspect", a, "--bogus"}).exit_code == 2);
+  CHECK(contains(damaged.output, "use another checkpoint (pretrain_gpt --ckpt-step N, gpt_tool --step N)"));
 }

@@ -1,10 +1,10 @@
 // N steps, stop, resume M steps equals N + M steps, in every bit, on the same layout.
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
+#include "support/json.h"
 #include "test_checkpoint_support.h"
 
 using namespace pgpt;
@@ -131,10 +131,8 @@ TEST_CASE("a run may be resumed many times and evaluates the promised samples", 
   test::require_same_steps(steps, whole.steps);
   // The last part leaves at --exit-interval, before the final evaluations.
   CHECK(evaluations == std::vector<std::string>(whole.evaluations.begin(), whole.evaluations.begin() + 4));
-  std::ifstream file(metrics);
   std::vector<std::int64_t> iterations;
-  for (std::string line; std::getline(file, line);) {
-    const nlohmann::json object = nlohmann::json::parse(line);
+  for (const nlohmann::json& object : test::read_json_lines(metrics)) {
     if (object.at("kind") == "step") iterations.push_back(object.at("iteration").get<std::int64_t>());
   }
   CHECK(iterations == std::vector<std::int64_t>{1, 2, 3, 4, 5, 6, 7, 8});

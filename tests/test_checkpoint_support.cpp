@@ -70,7 +70,7 @@ Outcome train(const std::string& flags, int ranks, const std::string& base) {
   outcome.steps = results.back().steps;
   outcome.lines = results.front().lines;
   for (const std::string& line : results.back().lines) {
-    if (line.find("loss at iteration") != std::string::npos) outcome.evaluations.push_back(line);
+    if (contains(line, "loss at iteration")) outcome.evaluations.push_back(line);
   }
   return outcome;
 }
@@ -164,13 +164,6 @@ void require_same_checkpoints(const std::string& a, const std::string& b) {
     REQUIRE(x.sizes().vec() == y.sizes().vec());
     CHECK(std::memcmp(x.data_ptr(), y.data_ptr(), static_cast<std::size_t>(x.numel()) * x.element_size()) == 0);
   }
-}
-
-bool has_line(const std::vector<std::string>& lines, const std::string& text) {
-  for (const std::string& line : lines) {
-    if (line.find(text) != std::string::npos) return true;
-  }
-  return false;
 }
 
 int trials(const char* variable, int fallback) {

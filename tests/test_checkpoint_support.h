@@ -9,6 +9,7 @@
 
 #include "pgpt/checkpoint/shard.h"
 #include "pgpt/training/training_log.h"
+#include "support/text.h"
 
 namespace pgpt::test {
 
@@ -56,8 +57,6 @@ void require_same_steps(const std::vector<training::StepReport>& actual,
 void require_same_checkpoints(const std::string& a, const std::string& b);
 /// ROOT/iter_NNNNNNN.
 [[nodiscard]] std::string iteration_path(const std::string& root, std::int64_t iteration);
-/// Whether some line holds the text.
-[[nodiscard]] bool has_line(const std::vector<std::string>& lines, const std::string& text);
 /// A number from the environment, for longer runs than CI's.
 [[nodiscard]] int trials(const char* variable, int fallback);
 

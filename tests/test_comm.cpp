@@ -12,6 +12,7 @@
 #include "pgpt/base/error.h"
 #include "pgpt/comm/world.h"
 #include "support/catch.h"
+#include "support/text.h"
 
 namespace {
 
@@ -20,6 +21,7 @@ using comm::Communicator;
 using comm::Pending;
 using comm::ReduceOp;
 using comm::World;
+using test::contains;
 
 std::vector<int> first_ranks(int size) {
   std::vector<int> ranks(static_cast<size_t>(size));
@@ -384,7 +386,7 @@ TEST_CASE("in a world of threads a collective that a rank never joins fails at t
   } catch (const CommError& error) {
     text = error.what();
   }
-  CHECK(text.find("all_reduce #1 of group 'pair' failed") != std::string::npos);
+  CHECK(contains(text, "all_reduce #1 of group 'pair' failed"));
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
 }
 
@@ -400,7 +402,7 @@ TEST_CASE("more local ranks than GPUs with nccl is a configuration error that po
     } catch (const ConfigError& error) {
       text = error.what();
     }
-    CHECK(text.find("--distributed-backend gloo") != std::string::npos);
+    CHECK(contains(text, "--distributed-backend gloo"));
   }
 #ifdef PGPT_WITH_CUDA
   CHECK_NOTHROW(comm::check_device_assignment(env, comm::BackendKind::kNccl, 2));

@@ -7,6 +7,7 @@
 #include "pgpt/comm/world.h"
 #include "support/catch.h"
 #include "support/processes.h"
+#include "support/text.h"
 
 namespace {
 
@@ -22,8 +23,6 @@ bool two_gpus() {
   if (found < 2) WARN("needs 2 GPUs, found " << found << ": skipped");
   return found >= 2;
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 void check_done(const std::string& name) {
   const auto ranks = run_ranks(2, scenario(name), {{"PGPT_TEST_TIMEOUT_MS", "60000"}}, kLimit);

@@ -13,6 +13,7 @@
 #include "pgpt/comm/world.h"
 #include "support/catch.h"
 #include "support/processes.h"
+#include "support/text.h"
 
 namespace {
 
@@ -32,20 +33,12 @@ Environment timeouts(int rendezvous_ms, int collective_ms) {
           {"PGPT_TEST_TIMEOUT_MS", std::to_string(collective_ms)}};
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-int count_lines(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
-}
-
 /// The rank printed exactly one error line, which holds `part`, and left with `code`.
 void check_end(const Ended& ended, int code, const std::string& part) {
   INFO(describe(ended));
   CHECK_FALSE(ended.timed_out);
   CHECK(ended.exit_code == code);
-  CHECK(count_lines(ended.output, "error:") == 1);
+  CHECK(count(ended.output, "error:") == 1);
   CHECK(contains(ended.output, part));
 }
 
@@ -122,7 +115,7 @@ TEST_CASE("every collective works through nccl, one GPU a rank, and more ranks t
   for (const auto& ended : run_ranks(gpus, worker({"collectives", "nccl", "cuda"}), {}, kLimit)) {
     INFO(describe(ended));
     CHECK(ended.exit_code == 0);
-    CHECK(count_lines(ended.output, "\n") == 1);  // no watchdog text
+    CHECK(count(ended.output, "\n") == 1);  // no watchdog text
   }
 }
 
@@ -144,8 +137,8 @@ TEST_CASE("two ranks under torchrun share its agent's store; a failing one is na
   const auto good = run_torchrun(2, worker({"once"}), {}, kLimit);
   INFO(describe(good));
   CHECK(good.exit_code == 0);
-  CHECK(count_lines(good.output, "connected by torchrun") == 2);
-  CHECK(count_lines(good.output, "done") == 2);
+  CHECK(count(good.output, "connected by torchrun") == 2);
+  CHECK(count(good.output, "done") == 2);
   const auto bad = run_torchrun(2, worker({"throw", "1"}), {}, kLimit);
   INFO(describe(bad));
   CHECK(bad.exit_code != 0);
@@ -160,8 +153,8 @@ TEST_CASE("two ranks under mpirun connect without any MASTER variable; a failing
   const auto good = run_mpirun(2, worker({"once"}), {}, kLimit);
   INFO(describe(good));
   CHECK(good.exit_code == 0);
-  CHECK(count_lines(good.output, "connected by Open MPI") == 2);
-  CHECK(count_lines(good.output, "done") == 2);
+  CHECK(count(good.output, "connected by Open MPI") == 2);
+  CHECK(count(good.output, "done") == 2);
   const auto bad = run_mpirun(2, worker({"throw", "1"}), {}, kLimit);
   INFO(describe(bad));
   CHECK((bad.exit_code == 2 || bad.exit_code == 3));

@@ -1,5 +1,4 @@
 // Every rule across options has a case here: the command, and what its one line of explanation must say.
-#include <fstream>
 
 #include "support/catch.h"
 #include "test_config_support.h"
@@ -122,7 +121,9 @@ TEST_CASE("batches and lengths are checked", "[cpu][config]") {
            "--weight-decay-incr-style cosine needs --start-weight-decay and --end-weight-decay"},
           {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay 0",
            "weight decay goes from 1 to 0"},
-          {"--weight-decay -1", "weight decay goes from -1 to -1"},
+          {"--weight-decay -1", "--weight-decay is -1; it must not be negative"},
+          {"--lr -1", "--lr is -1; give 0 or more"},
+          {"--lr inf", "--lr is inf; give 0 or more"},
           {"--override-opt-param-scheduler --use-checkpoint-opt-param-scheduler", "exclude each other"},
           {"--bf16 --fp16", "--bf16 and --fp16 exclude each other"},
           {"--loss-scale 0", "--loss-scale is 0"},
@@ -174,6 +175,8 @@ TEST_CASE("model sizes are checked with their numbers", "[cpu][config]") {
                 {"--encoder-num-layers 3", "--num-layers and --encoder-num-layers exclude each other"},
                 {"--encoder-seq-length 32", "--seq-length and --encoder-seq-length exclude each other"},
                 {"--num-layers 0", "--num-layers is 0"},
+                {"--num-layers 9223372036854775807", "it must be at most 100000"},
+                {"--hidden-size 9223372036854775807", "it must be at most 1048576"},
                 {"--num-attention-heads 5", "--hidden-size 64 is not divisible by --num-attention-heads 5"},
                 {"--hidden-size 8 --swiglu", "with --swiglu is 0; give --ffn-hidden-size"},
                 {"--max-position-embeddings 31", "--max-position-embeddings 31 is below --seq-length 32"},
@@ -347,8 +350,8 @@ TEST_CASE("there is exactly one source of data", "[cpu][config]") {
   check_all(model,
             {
                 {"", "no data source; give one of --mock-data, --data-path"},
-                {"--mock-data --data-path P", "more than one data source"},
-                {"--data-path P --train-data-path Q", "more than one data source"},
+                {"--mock-data --data-path P", "more than one data source: --mock-data --data-path;"},
+                {"--data-path P --train-data-path Q", "source: --data-path --train/valid/test-data-path;"},
                 {"--data-path P --data-args-path F", "--data-path and --data-args-path exclude each other"},
                 {"--data-args-path F", "--data-args-path needs --split"},
                 {"--data-args-path /no/such/file --split 1,1,1", "--data-args-path /no/such/file cannot be read"},
@@ -366,17 +369,17 @@ TEST_CASE("data paths can come from files", "[cpu][config]") {
       "--tokenizer-type NullTokenizer --vocab-size 128 --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
       "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 --train-iters 10 --lr 1e-3 ";
   const std::string path = "test_config_data_args.txt";
-  std::ofstream(path) << "0.3 a\n0.7\tb\n";
+  pgpt::test::write_text(path, "0.3 a\n0.7\tb\n");
   CHECK(config_of(model + "--split 1,1,1 --data-args-path " + path).data.data_path ==
         std::vector<std::string>{"0.3", "a", "0.7", "b"});
-  std::ofstream(path) << R"({"train": "0.3 a 0.7 b", "valid": ["c", 2], "test": null})";
+  pgpt::test::write_text(path, R"({"train": "0.3 a 0.7 b", "valid": ["c", 2], "test": null})");
   const Config c = config_of(model + "--per-split-data-args-path " + path);
   CHECK(c.data.train_data_path == std::vector<std::string>{"0.3", "a", "0.7", "b"});
   CHECK(c.data.valid_data_path == std::vector<std::string>{"c", "2"});
   CHECK(c.data.test_data_path.empty());
-  std::ofstream(path) << R"({"train": "a", "valid": "b"})";
+  pgpt::test::write_text(path, R"({"train": "a", "valid": "b"})");
   CHECK(contains(error_of(model + "--per-split-data-args-path " + path), "lacks the key \"test\""));
-  std::ofstream(path) << "[]";
+  pgpt::test::write_text(path, "[]");
   CHECK(contains(error_of(model + "--per-split-data-args-path " + path), "must hold a JSON object"));
   std::remove(path.c_str());
 }
@@ -432,63 +435,6 @@ TEST_CASE("kept layers are among the model's, and what GTP alone needs warns wit
     CHECK(warned(config_of(kTiny + option)));
     CHECK_FALSE(warned(config_of(gtp + option, 2)));
   }
-}
-
-TEST_CASE("options that need another one warn without it, unless they are at their default", "[cpu][config]") {
-  struct Case {
-    std::string flags, usual, needed;  ///< the option; the same without effect to tell; what it needs
-  };
-  const Case cases[] = {
-      {"--num-query-groups 2", "--num-query-groups 1", "--group-query-attention"},
-      {"--num-query-groups 2", "--num-query-groups 4", "--group-query-attention"},
-      {"--rotary-base 500000", "--rotary-base 10000", "--position-embedding-type rope"},
-      {"--rotary-percent 0.5", "--rotary-percent 1", "--position-embedding-type rope"},
-      {"--rotary-interleaved", "", "--position-embedding-type rope"},
-      {"--rotary-seq-len-interpolation-factor 2", "", "--position-embedding-type rope"},
-      {"--use-rope-scaling", "", "--position-embedding-type rope"},
-      {"--lr-wsd-decay-iters 2", "", "--lr-decay-style WSD"},
-      {"--sgd-momentum 0.5", "--sgd-momentum 0.9", "--optimizer sgd"},
-      {"--apply-wd-to-qk-layernorm", "", "--qk-layernorm"},
-      {"--initial-loss-scale 1024.0", "--initial-loss-scale 4294967296", "--fp16"},
-      {"--min-loss-scale 2.0", "--min-loss-scale 1", "--fp16"},
-      {"--loss-scale-window 8.0", "--loss-scale-window 1000", "--fp16"},
-      {"--hysteresis 3", "--hysteresis 2", "--fp16"},
-      {"--no-data-sharding", "", "--dataloader-type cyclic"},
-  };
-  for (const Case& c : cases) {
-    INFO(c.flags);
-    const std::string warning = "WARNING: " + c.flags + " has no effect without " + c.needed;
-    const auto warnings = [](const Config& config) {
-      std::vector<std::string> found;
-      for (const std::string& notice : config.notices) {
-        if (contains(notice, "has no effect")) found.push_back(notice);
-      }
-      return found;
-    };
-    CHECK(warnings(config_of(kTiny + c.flags)) == std::vector<std::string>{warning});
-    CHECK(warnings(config_of(kTiny + c.usual)).empty());
-    CHECK(warnings(config_of(kTiny + c.flags + " " + c.needed)).empty());
-  }
-  const auto tells = [](const std::string& command, const std::string& warning) {
-    const Config config = config_of(command);
-    return std::count(config.notices.begin(), config.notices.end(), "WARNING: " + warning) == 1;
-  };
-  for (const std::string option : {"--adam-beta1 0.5", "--adam-beta2 0.5", "--adam-eps 0.5"}) {
-    CHECK(tells(kTiny + "--optimizer sgd " + option, option + " has no effect without --optimizer adam"));
-    CHECK_FALSE(tells(kTiny + option, option + " has no effect without --optimizer adam"));
-  }
-  CHECK(tells(kTiny + "--lr-wsd-decay-style cosine",
-              "--lr-wsd-decay-style cosine has no effect without --lr-decay-style WSD"));
-  CHECK(tells(kTiny + "--fp16 --loss-scale 64 --hysteresis 3",
-              "--hysteresis 3 has no effect without dynamic loss scaling (remove --loss-scale)"));
-  const std::string warmup =
-      "--lr-warmup-init 0.0001 has no effect without a warmup (--lr-warmup-iters, -samples or -fraction)";
-  CHECK(tells(kTiny + "--lr-warmup-init 0.0001", warmup));
-  CHECK_FALSE(tells(kTiny + "--lr-warmup-init 0.0001 --lr-warmup-iters 1", warmup));
-  CHECK_FALSE(tells(kTiny + "--lr-warmup-init 0.0001 --lr-warmup-fraction 0.1", warmup));
-  const Config samples = config_of(kTinyModel + "--train-samples 8 --lr 1e-3 --lr-wsd-decay-samples 4");
-  CHECK(std::count(samples.notices.begin(), samples.notices.end(),
-                   "WARNING: --lr-wsd-decay-samples 4 has no effect without --lr-decay-style WSD") == 1);
 }
 
 TEST_CASE("half precision turns on what belongs to it", "[cpu][config]") {

@@ -47,7 +47,7 @@ TEST_CASE("the backend is chosen and checked against the machine", "[cpu][config
     ParseContext context;
     context.world_size = local;
     context.machine = {cuda, gpus, local};
-    return parse_command_line(words(kTiny + flags), context).config;
+    return parse_command_line(split_words(kTiny + flags), context).config;
   };
   const auto error = [&](const std::string& flags, bool cuda, int gpus, std::int64_t local) -> std::string {
     try {

@@ -2,13 +2,16 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "pgpt/base/error.h"
 #include "pgpt/config/parse.h"
+#include "support/text.h"
 
 namespace test_config {
+
+using pgpt::test::contains;
+using pgpt::test::split_words;
 
 /// The command of the published comparison, which must parse unchanged.
 inline const std::string kSeedCommand =
@@ -29,17 +32,6 @@ inline const std::string kTinyModel =
     "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 ";
 inline const std::string kTiny = kTinyModel + "--train-iters 10 --lr 1e-3 ";
 
-inline std::vector<std::string> words(const std::string& text) {
-  std::vector<std::string> result;
-  std::size_t begin = 0;
-  while (begin < text.size()) {
-    const std::size_t end = std::min(text.find(' ', begin), text.size());
-    if (end > begin) result.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return result;
-}
-
 inline pgpt::config::ParsedCommand parse_words(const std::vector<std::string>& arguments, std::int64_t world = 1) {
   pgpt::config::ParseContext context;
   context.world_size = world;
@@ -47,7 +39,7 @@ inline pgpt::config::ParsedCommand parse_words(const std::vector<std::string>& a
 }
 
 inline pgpt::config::ParsedCommand parse(const std::string& command, std::int64_t world = 1) {
-  return parse_words(words(command), world);
+  return parse_words(split_words(command), world);
 }
 
 /// The configuration of a command, also of one that can only be dry-run.
@@ -64,8 +56,6 @@ inline std::string error_of(const std::string& command, std::int64_t world = 1) 
   }
   return "";
 }
-
-inline bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
 /// A rule: options that break it, and what the message must say.
 struct Rule {

@@ -1,5 +1,4 @@
 // The option table as data: every row is complete, is reachable, and does what its status says.
-#include <fstream>
 #include <map>
 #include <set>
 
@@ -200,7 +199,6 @@ TEST_CASE("families of names are recognised by their fixed ends", "[cpu][config]
 }
 
 TEST_CASE("the written option page is the generated one", "[cpu][config]") {
-  std::ifstream file(std::string(PGPT_SOURCE_DIR) + "/docs/options.md");
-  const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::string page = pgpt::test::read_text(std::string(PGPT_SOURCE_DIR) + "/docs/options.md");
   CHECK(page == help_markdown());  // regenerate: pretrain_gpt --help-markdown > docs/options.md
 }

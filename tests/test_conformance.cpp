@@ -4,15 +4,17 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
+#include "support/json.h"
+#include "support/text.h"
 #include "support/thread_ranks.h"
 
 using namespace pgpt;
 using nlohmann::json;
+using test::contains;
 
 namespace {
 
@@ -24,11 +26,7 @@ constexpr Bounds kFp32{2e-6, 1e-5, 1e-6, 2e-5, 1e-7, 3e-6, 5e-6, 1e-6};
 // bf16: rounding noise between correct CPU implementations is 3e-5 on the first losses and grows through Adam.
 constexpr Bounds kBf16{5e-4, 5e-3, 1e-2, 1e-2, 3e-6, 2e-4, 1e-2, 1e-4};
 
-json load(const std::string& name) {
-  std::ifstream in(std::string(PGPT_TEST_DATA) + "/reference/" + name);
-  REQUIRE(in.good());
-  return json::parse(in);
-}
+json load(const std::string& name) { return test::read_json(std::string(PGPT_TEST_DATA) + "/reference/" + name); }
 
 std::string flags_of(const json& entry) {
   if (entry["flags"].is_string()) return entry["flags"].get<std::string>();
@@ -51,8 +49,6 @@ Parameters figures(parameter::ParameterStore& store) {
   }
   return result;
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 void check_case(const std::string& name, const json& entry) {
   const int ranks = entry["ranks"].get<int>();

@@ -2,10 +2,8 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -18,7 +16,9 @@
 #include "pgpt/data/checksum.h"
 #include "pgpt/data/datasets.h"
 #include "pgpt/data/indexed_dataset.h"
+#include "support/json.h"
 #include "support/temporary_folder.h"
+#include "support/text.h"
 
 namespace pgpt::data::test {
 
@@ -30,25 +30,15 @@ inline std::string golden_path(const std::string& name) { return std::string(PGP
 inline const json& golden(const std::string& name) {
   static std::map<std::string, json> files;
   const auto [found, fresh] = files.try_emplace(name);
-  if (fresh) {
-    std::ifstream file(golden_path(name));
-    found->second = json::parse(file);
-  }
+  if (fresh) found->second = pgpt::test::read_json(golden_path(name));
   return found->second;
 }
 
+using pgpt::test::contains;
+using pgpt::test::error_of;
+using pgpt::test::read_text;
 using pgpt::test::TemporaryFolder;
-
-inline std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-inline void write_text(const std::string& path, const std::string& text) {
-  std::filesystem::remove(path);  // some file systems flush a file that is truncated and written again
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-}
+using pgpt::test::write_text;
 
 inline std::uint32_t crc_of(const std::string& text) {
   return crc32({reinterpret_cast<const std::byte*>(text.data()), text.size()});
@@ -58,19 +48,6 @@ template <class T>
 std::uint32_t crc_of(const std::vector<T>& values) {
   return crc32({reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(T)});
 }
-
-/// Message of the error that `action` throws; empty when it throws none.
-template <class E = Error, class F>
-std::string error_of(F&& action) {
-  try {
-    action();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "";
-}
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// Writes a corpus of one-sequence documents.
 inline void write_corpus(const std::string& prefix, const std::vector<std::vector<std::int64_t>>& documents,
@@ -107,9 +84,7 @@ struct Lines {
   [[nodiscard]] LineSink sink() {
     return [this](const std::string& line) { lines.push_back(line); };
   }
-  [[nodiscard]] bool has(const std::string& part) const {
-    return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) { return contains(line, part); });
-  }
+  [[nodiscard]] bool has(const std::string& part) const { return pgpt::test::has_line(lines, part); }
 };
 
 inline Datasets build(const config::Config& config, const LineSink& print = {}) {

@@ -371,7 +371,7 @@ TEST_CASE("a preprocessing run that fails leaves the files of an earlier one alo
   options.inputs = {folder / "empty.jsonl"};
   CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "no token goes into"));
   options.inputs = {folder.path()};
-  CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "it is a folder"));
+  CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128)); }), " is a folder; name a file in it"));
   options.inputs = {folder / "good.jsonl"};
   options.keys = {"text", "text"};
   CHECK(contains(error_of([&] { (void)preprocess_jsonl(options, null_ids(128)); }), "names a key twice"));

@@ -7,6 +7,7 @@
 #include "pgpt/data/indexed_dataset.h"
 #include "support/catch.h"
 #include "support/temporary_folder.h"
+#include "support/text.h"
 #include "support/thread_ranks.h"
 
 using namespace pgpt;
@@ -37,12 +38,7 @@ struct Run {
   std::vector<training::StepReport> steps;
   std::vector<std::string> lines;  // of the first rank
   [[nodiscard]] double loss(std::size_t i) const { return steps.at(i).losses.at(0).second; }
-  [[nodiscard]] bool says(const std::string& text) const {
-    for (const std::string& line : lines) {
-      if (line.find(text) != std::string::npos) return true;
-    }
-    return false;
-  }
+  [[nodiscard]] bool says(const std::string& text) const { return test::has_line(lines, text); }
 };
 
 class Corpus {

@@ -1,14 +1,15 @@
 // Evidence: what is written, that it changes nothing, that a failed write ends every rank, and that equal commands give
 // equal bits.
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "pgpt/base/error.h"
 #include "pgpt/data/checksum.h"
 #include "support/catch.h"
 #include "support/evidence_runs.h"
+#include "support/json.h"
 #include "support/processes.h"
+#include "support/text.h"
 
 using namespace pgpt;
 using namespace pgpt::test;
@@ -16,18 +17,7 @@ using nlohmann::json;
 
 namespace {
 
-json manifest(const std::string& stem) {
-  std::ifstream in(stem + ".json");
-  REQUIRE(in.good());
-  return json::parse(in);
-}
-
-/// Splits a flag string for a process.
-std::vector<std::string> command(const std::string& flags) {
-  std::vector<std::string> words = split_words(flags);
-  words.insert(words.begin(), PGPT_PROGRAM);
-  return words;
-}
+json manifest(const std::string& stem) { return read_json(stem + ".json"); }
 
 }  // namespace
 
@@ -155,8 +145,7 @@ TEST_CASE("a rank that cannot write its evidence ends all ranks with exit code 2
     } catch (const AgreedError& error) {
       CHECK(error.code() == ExitCode::kConfiguration);
       spoke[rank] = error.speaks() ? 1 : 0;
-      if (error.speaks())
-        CHECK(std::string(error.what()).find("--evidence-dir: rank 1, iteration 1") != std::string::npos);
+      if (error.speaks()) CHECK(contains(std::string(error.what()), "--evidence-dir: rank 1, iteration 1"));
     }
   });
   CHECK(spoke[0] == 0);
@@ -168,7 +157,7 @@ TEST_CASE("a full disk stops the program with exit code 2 on all ranks and leave
   const TemporaryFolder folder;
   // A limit on the size of files stands in for a full disk: write() fails in the middle of the file in both cases.
   std::vector<std::string> words =
-      command(kSeedFlags + kGtp2 + "--distributed-backend gloo --evidence-dir " + folder / "e");
+      program(kSeedFlags + kGtp2 + "--distributed-backend gloo --evidence-dir " + folder / "e");
   words.insert(words.begin(),
                {"/bin/bash", "-c", "trap '' XFSZ; [ $RANK = 1 ] && ulimit -f 64; exec \"$@\"", "limited"});
   const std::vector<Ended> ended = pgpt::test::run_ranks(2, words, {}, std::chrono::seconds(60));
@@ -177,12 +166,12 @@ TEST_CASE("a full disk stops the program with exit code 2 on all ranks and leave
     CHECK_FALSE(rank.timed_out);
     CHECK(rank.exit_code == 2);
   }
-  CHECK(ended[1].output.find("--evidence-dir: rank 1") != std::string::npos);
-  CHECK(ended[1].output.find("File too large") != std::string::npos);
+  CHECK(contains(ended[1].output, "--evidence-dir: rank 1"));
+  CHECK(contains(ended[1].output, "File too large"));
   std::size_t left = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder / "e")) {
     if (entry.path().string().find("rank_00001") != std::string::npos) ++left;
-    CHECK(entry.path().string().find(".tmp.") == std::string::npos);
+    CHECK_FALSE(contains(entry.path().string(), ".tmp."));
   }
   CHECK(left == 0);
 }

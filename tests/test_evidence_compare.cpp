@@ -13,6 +13,7 @@
 #include "support/catch.h"
 #include "support/evidence_runs.h"
 #include "support/processes.h"
+#include "support/text.h"
 
 using namespace pgpt;
 using namespace pgpt::test;
@@ -31,12 +32,7 @@ CompareReport compare(const std::string& a, const std::string& b, const std::str
 
 /// Why a folder cannot be compared.
 std::string message_of(const std::string& path) {
-  try {
-    (void)compare(path, path);
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_of<DataError>([&] { (void)compare(path, path); });
 }
 
 std::size_t count(const CompareReport& report, Match match) {
@@ -116,7 +112,7 @@ TEST_CASE("a single flipped bit in a weight, gradient, moment or activation is f
       CHECK(report.match() == Match::kDifferent);
       CHECK(count(report, Match::kEqual) == report.rows.size() - 1);
       REQUIRE(report.notes.size() == 1);  // the checksum in the manifest tells the same
-      CHECK(report.notes[0].find("changed after it was written") != std::string::npos);
+      CHECK(contains(report.notes[0], "changed after it was written"));
     }
   }
 }
@@ -130,7 +126,7 @@ TEST_CASE("an isolated large error is different even where the norm of the tenso
   const training::TensorRow row = training::compare_pair(key, a, b, bounds, 3e-2, {});
   CHECK(row.relative_l2 < 3e-2);
   CHECK(row.match == Match::kDifferent);
-  CHECK(row.remark.find("isolated") != std::string::npos);
+  CHECK(contains(row.remark, "isolated"));
   // A rounding of the same single element is one.
   b[4321] = a[4321] * (1.0 + 0x1p-9);
   CHECK(training::compare_pair(key, a, b, bounds, 3e-2, {}).match == Match::kWithin);
@@ -242,12 +238,12 @@ TEST_CASE("incomplete and foreign evidence is refused", "[cpu][dist]") {
   const TemporaryFolder folder;
   train(kSmallFlags + "--global-batch-size 2 --evidence-iterations 1 --evidence-dir " + folder / "a", 2);
   std::filesystem::remove(folder / "a/iter_0000001/rank_00001.json");
-  CHECK(message_of(folder / "a").find("rank_00001.json is missing of 2 ranks") != std::string::npos);
+  CHECK(contains(message_of(folder / "a"), "rank_00001.json is missing of 2 ranks"));
   std::filesystem::create_directories(folder / "empty");
-  CHECK(message_of(folder / "empty").find("holds no evidence") != std::string::npos);
+  CHECK(contains(message_of(folder / "empty"), "holds no evidence"));
   std::filesystem::create_directories(folder / "saved/iter_0000001");
   std::ofstream(folder / "saved/iter_0000001/manifest.json") << "{}";
-  CHECK(message_of(folder / "saved").find("is a checkpoint; gpt_tool diff compares two of them") != std::string::npos);
+  CHECK(contains(message_of(folder / "saved"), "is a checkpoint; gpt_tool diff compares two of them"));
 }
 
 TEST_CASE("gpt_tool compare returns 0 or 1, prints the first difference, JSON, and a picture", "[cpu][dist]") {
@@ -262,20 +258,20 @@ TEST_CASE("gpt_tool compare returns 0 or 1, prints the first difference, JSON, a
   const Ended same = tool({folder / "a", folder / "b"});
   INFO(same.output);
   CHECK(same.exit_code == 0);
-  CHECK(same.output.find("verdict: equal: all") != std::string::npos);
+  CHECK(contains(same.output, "verdict: equal: all"));
 
   flip_bit(folder / "b/iter_0000001/rank_00000.safetensors", "mb1.logits", 7, 0);
   const Ended rounded = tool({folder / "a", folder / "b", "--plot", folder / "p.svg"});
   INFO(rounded.output);
   CHECK(rounded.exit_code == 0);
-  CHECK(rounded.output.find("first tensor whose bits differ: iteration 1, sample 1: logits") != std::string::npos);
-  CHECK(rounded.output.find("first at [0, 7]") != std::string::npos);
-  CHECK(rounded.output.find("verdict: within rounding") != std::string::npos);
+  CHECK(contains(rounded.output, "first tensor whose bits differ: iteration 1, sample 1: logits"));
+  CHECK(contains(rounded.output, "first at [0, 7]"));
+  CHECK(contains(rounded.output, "verdict: within rounding"));
   std::ifstream picture(folder / "p.svg");
   std::stringstream svg;
   svg << picture.rdbuf();
   CHECK(svg.str().rfind("<svg", 0) == 0);
-  CHECK(svg.str().find("iteration 1, sample 1: logits: within rounding") != std::string::npos);
+  CHECK(contains(svg.str(), "iteration 1, sample 1: logits: within rounding"));
 
   const Ended exact = tool({folder / "a", folder / "b", "--exact", "--json"});
   CHECK(exact.exit_code == 1);

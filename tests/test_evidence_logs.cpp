@@ -8,6 +8,7 @@
 #include "pgpt/training/tool_commands.h"
 #include "support/catch.h"
 #include "support/evidence_runs.h"
+#include "support/text.h"
 
 using namespace pgpt;
 using namespace pgpt::test;
@@ -48,13 +49,6 @@ std::string write_log(const std::string& path, const std::vector<Step>& steps, c
 
 NumbersReport compare(const std::string& a, const std::string& b) { return training::compare_logs(a, b, {}); }
 
-bool mentions(const std::vector<std::string>& list, const std::string& part) {
-  for (const std::string& text : list) {
-    if (text.find(part) != std::string::npos) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 TEST_CASE("the two published columns are the same training: the second line is a first-window mean", "[cpu]") {
@@ -66,8 +60,8 @@ TEST_CASE("the two published columns are the same training: the second line is a
     INFO(training::format_table(report, true));
     CHECK(report.agrees());
     REQUIRE(report.artefacts.size() == 1);
-    CHECK(report.artefacts[0].find("megatron.log prints a first-window mean") != std::string::npos);
-    CHECK(report.artefacts[0].find("(4.860444 + 4.827285) / 2 = 4.8438645") != std::string::npos);
+    CHECK(contains(report.artefacts[0], "megatron.log prints a first-window mean"));
+    CHECK(contains(report.artefacts[0], "(4.860444 + 4.827285) / 2 = 4.8438645"));
     CHECK(training::format_table(report, false).find("verdict: the same training, reported differently") !=
           std::string::npos);
   }
@@ -94,7 +88,7 @@ TEST_CASE("a second step that is neither the step nor the mean is a real differe
   CHECK(compare(bridge, write_log(folder / "b.log", other)).real.size() == 2);
   other = kBridge;
   other[1].norm = 2.6;
-  CHECK(compare(bridge, write_log(folder / "b.log", other)).real.front().find("grad norm") != std::string::npos);
+  CHECK(contains(compare(bridge, write_log(folder / "b.log", other)).real.front(), "grad norm"));
 }
 
 TEST_CASE("the first window is recognised with a longer log interval, and optional fields are read", "[cpu]") {
@@ -107,7 +101,7 @@ TEST_CASE("the first window is recognised with a longer log interval, and option
                                        write_log(folder / "b.log", windowed, "", "", false, 10));
   INFO(training::format_table(report, true));
   CHECK(report.agrees());
-  CHECK(mentions(report.artefacts, "(5.000000 + 9 x 4.000000) / 10 = 4.1000000"));
+  CHECK(has_line(report.artefacts, "(5.000000 + 9 x 4.000000) / 10 = 4.1000000"));
   const training::TrainingRunLog log = training::read_training_log(folder / "a.log");
   CHECK(log.lines.at(1).iteration == 10);
   CHECK(log.lines.at(1).values.at("params norm") == 12.345);
@@ -124,7 +118,7 @@ TEST_CASE("a learning rate printed after the step is told, from two logs and fro
       compare(write_log(folder / "applied.log", applied), write_log(folder / "printed.log", kBridge));
   INFO(training::format_table(report, true));
   CHECK(report.agrees());
-  CHECK(mentions(report.artefacts, "printed.log prints the rate after the step"));
+  CHECK(has_line(report.artefacts, "printed.log prints the rate after the step"));
   std::vector<Step> wrong = applied;
   wrong[2].rate = 2e-4;
   CHECK_FALSE(compare(write_log(folder / "wrong.log", wrong), folder / "printed.log").agrees());
@@ -134,7 +128,7 @@ TEST_CASE("a learning rate printed after the step is told, from two logs and fro
       "  lr_warmup_init .................................. 0.0\n"
       "  lr_warmup_iters ................................. 1\n";
   const NumbersReport described = compare(write_log(folder / "full.log", kBridge, arguments), folder / "printed.log");
-  CHECK(mentions(described.remarks, "step 1 ran at 0, not at the printed 0.0003, so it changed no weights"));
+  CHECK(has_line(described.remarks, "step 1 ran at 0, not at the printed 0.0003, so it changed no weights"));
 }
 
 TEST_CASE("an evaluation over a part of the ranks is told from a real difference", "[cpu]") {
@@ -150,7 +144,7 @@ TEST_CASE("an evaluation over a part of the ranks is told from a real difference
   const NumbersReport report = compare(ours, write_log(folder / "reference.log", kBridge, gtp, evaluation(4.795)));
   INFO(training::format_table(report, true));
   CHECK(report.agrees());
-  CHECK(mentions(report.artefacts, "an evaluation averaged over a part of the ranks"));
+  CHECK(has_line(report.artefacts, "an evaluation averaged over a part of the ranks"));
   // Without GTP there is no such axis, and after a training difference nothing of the kind can be said.
   CHECK_FALSE(compare(write_log(folder / "a.log", kBridge, "", evaluation(4.801)),
                       write_log(folder / "b.log", kBridge, "", evaluation(4.795)))
@@ -171,7 +165,7 @@ TEST_CASE("our own logs in both windows are told apart the same way", "[cpu][dis
   const NumbersReport report = compare(folder / "step", folder / "megatron");
   INFO(training::format_table(report, true));
   CHECK(report.agrees());
-  CHECK(mentions(report.artefacts, "megatron prints a first-window mean"));
+  CHECK(has_line(report.artefacts, "megatron prints a first-window mean"));
 }
 
 TEST_CASE("metrics files compare by iteration, with measurements of the machine left out", "[cpu]") {
@@ -191,7 +185,7 @@ TEST_CASE("metrics files compare by iteration, with measurements of the machine 
   CHECK_FALSE(training::compare_metrics(a, near, "exact", {}).agrees());
   CHECK_FALSE(training::compare_metrics(a, near, "fp32", {}).agrees());
   CHECK(training::compare_metrics(a, near, "fp32", {{"lm_loss", 1e-3}}).agrees());
-  CHECK(training::compare_metrics(a, rate, "", {}).real.front().find("learning_rate_applied") != std::string::npos);
+  CHECK(contains(training::compare_metrics(a, rate, "", {}).real.front(), "learning_rate_applied"));
   CHECK(training::compare_metrics(a, same, "", {}, {1}).agrees());
   CHECK_THROWS_AS(training::compare_metrics(a, same, "", {}, {2}), DataError);
   CHECK_THROWS_AS(training::compare_metrics(a, folder / "missing", "", {}), DataError);

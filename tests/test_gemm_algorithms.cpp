@@ -3,9 +3,11 @@
 #include "pgpt/base/error.h"
 #include "pgpt/kernels/gemm_algorithms.h"
 #include "support/catch.h"
+#include "support/text.h"
 
 using namespace pgpt;
 using namespace pgpt::kernels;
+using test::contains;
 
 namespace {
 
@@ -57,15 +59,8 @@ std::string replaced(std::string text, const std::string& part, const std::strin
 }
 
 std::string error_of(const std::string& text, const GemmLibrary& library = kLibrary) {
-  try {
-    GemmAlgorithms().read(text, "choices.json", library);
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of<DataError>([&] { GemmAlgorithms().read(text, "choices.json", library); });
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

@@ -2,10 +2,10 @@
 // random fills.
 
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "pgpt/kernels/kernels.h"
+#include "support/json.h"
 #include "support/tensor_check.h"
 
 using namespace pgpt;
@@ -233,9 +233,7 @@ TEST_CASE("loss, embedding and optimizer give the same values on the GPU", "[gpu
 
 TEST_CASE("GPU normal fills are libtorch's own, bit for bit", "[gpu]") {
   if (!at::hasCUDA()) return;
-  std::ifstream file(std::string(PGPT_TEST_DATA) + "/golden_seed/cuda_normal.json");
-  REQUIRE(file.good());
-  const nlohmann::json entries = nlohmann::json::parse(file);
+  const nlohmann::json entries = read_json(std::string(PGPT_TEST_DATA) + "/golden_seed/cuda_normal.json");
   for (const auto& entry : entries) {
     const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
     const at::ScalarType type = entry.at("dtype") == "bfloat16" ? at::kBFloat16 : at::kFloat;

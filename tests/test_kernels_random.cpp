@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <cmath>
-#include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -12,6 +11,7 @@
 #include "../src/kernels/parallel.h"
 #include "pgpt/base/error.h"
 #include "pgpt/kernels/kernels.h"
+#include "support/json.h"
 #include "support/safetensors_reader.h"
 #include "support/tensor_check.h"
 
@@ -22,12 +22,6 @@ using namespace pgpt::test;
 namespace {
 
 const std::string kGolden = std::string(PGPT_TEST_DATA) + "/golden_seed/";
-
-nlohmann::json read_json(const std::string& name) {
-  std::ifstream file(kGolden + name);
-  REQUIRE(file.good());
-  return nlohmann::json::parse(file);
-}
 
 at::ScalarType type_of(const std::string& name) {
   return name == "bfloat16" ? at::kBFloat16 : name == "float16" ? at::kHalf : at::kFloat;
@@ -53,7 +47,7 @@ at::Tensor bf16_step(const at::Tensor& value) {
 }  // namespace
 
 TEST_CASE("CPU normal fills repeat the draws of CUDA generators", "[cpu]") {
-  const nlohmann::json entries = read_json("cuda_normal.json");
+  const nlohmann::json entries = read_json(kGolden + "cuda_normal.json");
   for (const auto& entry : entries) {
     INFO(entry.at("seed") << " " << entry.at("shape") << " " << entry.at("dtype"));
     const at::ScalarType type = type_of(entry.at("dtype").get<std::string>());
@@ -88,7 +82,7 @@ TEST_CASE("CPU normal fills repeat the draws of CUDA generators", "[cpu]") {
 }
 
 TEST_CASE("CPU uniform fills repeat the draws of CUDA generators exactly", "[cpu]") {
-  const nlohmann::json entries = read_json("cuda_uniform.json");
+  const nlohmann::json entries = read_json(kGolden + "cuda_uniform.json");
   for (const auto& entry : entries) {
     INFO(entry.at("seed") << " " << entry.at("shape") << " " << entry.at("dtype"));
     const at::ScalarType type = type_of(entry.at("dtype").get<std::string>());

@@ -5,8 +5,10 @@
 
 #include "pgpt/training/library_errors.h"
 #include "support/catch.h"
+#include "support/text.h"
 
 using namespace pgpt;
+using test::contains;
 
 namespace {
 
@@ -20,8 +22,6 @@ Error translated(const Throw& thrower) {
   FAIL("nothing was thrown");
   return {ExitCode::kDone, ""};
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

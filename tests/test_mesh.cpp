@@ -1,7 +1,6 @@
 // Rank grids: worked groups, the reference's own groups, and random grids against the generic rule.
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -13,6 +12,8 @@
 #include "pgpt/base/error.h"
 #include "pgpt/mesh/mesh.h"
 #include "support/catch.h"
+#include "support/json.h"
+#include "support/text.h"
 
 namespace {
 
@@ -20,6 +21,7 @@ using pgpt::mesh::Axis;
 using pgpt::mesh::Degrees;
 using pgpt::mesh::Grid;
 using pgpt::mesh::Mesh;
+using pgpt::test::contains;
 using Groups = std::vector<std::vector<int>>;
 
 /// "02;13" -> {{0, 2}, {1, 3}}; "singles" -> one group a rank. All worked cases have fewer than ten ranks.
@@ -55,12 +57,7 @@ Degrees degrees(std::int64_t world, std::int64_t t, std::int64_t p, std::int64_t
 }
 
 std::string error_of(const Degrees& d) {
-  try {
-    Mesh mesh(d);
-  } catch (const pgpt::ConfigError& e) {
-    return e.what();
-  }
-  return "";
+  return pgpt::test::error_of<pgpt::ConfigError>([&] { Mesh mesh(d); });
 }
 
 }  // namespace
@@ -172,9 +169,7 @@ TEST_CASE("expert groups equal the worked table", "[cpu][mesh]") {
 }
 
 TEST_CASE("groups and data ranks equal the reference's", "[cpu][mesh]") {
-  std::ifstream file(std::string(PGPT_TEST_DATA) + "/ranks.json");
-  REQUIRE(file.good());
-  const auto golden = nlohmann::json::parse(file);
+  const auto golden = pgpt::test::read_json(std::string(PGPT_TEST_DATA) + "/ranks.json");
   std::size_t cases = 0;
   for (const auto& layout : golden.at("rank_layouts")) {
     INFO(layout.dump());
@@ -339,28 +334,28 @@ TEST_CASE("random grids follow the generic rule in both rank orders", "[cpu][mes
 
 TEST_CASE("a mesh that cannot exist is refused with all its factors", "[cpu][mesh]") {
   const std::string dense = error_of(degrees(6, 2, 1, 1, 2));
-  CHECK(dense.find("world size 6") != std::string::npos);
-  CHECK(dense.find("tensor parallel 2 x GTP 2 x context parallel 1 x pipeline parallel 1 = 4") != std::string::npos);
+  CHECK(contains(dense, "world size 6"));
+  CHECK(contains(dense, "tensor parallel 2 x GTP 2 x context parallel 1 x pipeline parallel 1 = 4"));
   const std::string expert = error_of(degrees(4, 1, 1, 1, 2, 3));
   CHECK(expert.find("expert tensor parallel 1 x expert parallel 3 x expert GTP 1 x pipeline parallel 1 = 3") !=
         std::string::npos);
   Degrees order = degrees(8, 1, 2, 1, 2);
   CHECK(error_of(order).empty());
   order.pipeline_before_data = true;
-  CHECK(error_of(order).find("--use-tp-pp-dp-mapping") != std::string::npos);
-  CHECK(error_of(order).find("it is 2 for dense weights") != std::string::npos);
+  CHECK(contains(error_of(order), "--use-tp-pp-dp-mapping"));
+  CHECK(contains(error_of(order), "it is 2 for dense weights"));
   order.expert_gtp = 2;
   CHECK(error_of(order).empty());
-  CHECK(error_of(degrees(2, 0, 1, 1, 1, 1, 1)).find("--tensor-model-parallel-size") != std::string::npos);
-  CHECK(error_of(degrees(0, 1, 1, 1, 1)).find("world size is 0") != std::string::npos);
+  CHECK(contains(error_of(degrees(2, 0, 1, 1, 1, 1, 1)), "--tensor-model-parallel-size"));
+  CHECK(contains(error_of(degrees(0, 1, 1, 1, 1)), "world size is 0"));
 }
 
 TEST_CASE("the description lists degrees and groups", "[cpu][mesh]") {
   const std::string text = Mesh(degrees(4, 1, 1, 1, 2)).describe();
-  CHECK(text.find("dense grid:  tensor 1 x gtp 2 x context 1 x data 2 x pipeline 1") != std::string::npos);
-  CHECK(text.find("data ranks (read different samples): 4, replicate data parallel size: 2") != std::string::npos);
-  CHECK(text.find("gtp                      2     2      [0 1] [2 3]\n") != std::string::npos);
-  CHECK(text.find("context                  1     4      (single ranks)\n") != std::string::npos);
+  CHECK(contains(text, "dense grid:  tensor 1 x gtp 2 x context 1 x data 2 x pipeline 1"));
+  CHECK(contains(text, "data ranks (read different samples): 4, replicate data parallel size: 2"));
+  CHECK(contains(text, "gtp                      2     2      [0 1] [2 3]\n"));
+  CHECK(contains(text, "context                  1     4      (single ranks)\n"));
   // Lists that do not fit a line are cut, and say so.
-  CHECK(Mesh(degrees(512, 1, 1, 1, 2)).describe().find(" ...\n") != std::string::npos);
+  CHECK(contains(Mesh(degrees(512, 1, 1, 1, 2)).describe(), " ...\n"));
 }

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,10 +17,15 @@
 #include "pgpt/base/error.h"
 #include "pgpt/training/metrics.h"
 #include "support/catch.h"
+#include "support/json.h"
+#include "support/text.h"
 
 namespace {
 
 using namespace pgpt::training;
+using pgpt::test::contains;
+using pgpt::test::read_json_lines;
+using pgpt::test::read_text;
 using Json = nlohmann::json;
 
 /// A folder that is removed with the test.
@@ -37,18 +41,6 @@ struct Folder {
   }
   std::filesystem::path path;
 };
-
-std::string read_all(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-std::vector<Json> read_objects(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::vector<Json> objects;
-  for (std::string line; std::getline(file, line);) objects.push_back(Json::parse(line));
-  return objects;
-}
 
 StepReport step_report(std::int64_t iteration) {
   StepReport r;
@@ -69,17 +61,12 @@ StepReport step_report(std::int64_t iteration) {
 
 std::vector<std::int64_t> iterations(const std::filesystem::path& path) {
   std::vector<std::int64_t> all;
-  for (const Json& o : read_objects(path)) all.push_back(o.at("iteration"));
+  for (const Json& o : read_json_lines(path)) all.push_back(o.at("iteration"));
   return all;
 }
 
 std::string open_error(const std::filesystem::path& path, std::int64_t loaded) {
-  try {
-    JsonLinesSink sink(path, loaded, 1);
-  } catch (const pgpt::DataError& e) {
-    return e.what();
-  }
-  return "";
+  return pgpt::test::error_of<pgpt::DataError>([&] { JsonLinesSink sink(path, loaded, 1); });
 }
 
 }  // namespace
@@ -96,7 +83,7 @@ TEST_CASE("a metrics line has stable keys and numbers that read back to the same
   bad.grad_norm.reset();
   sink.step(bad);
   // Each line is in the file as soon as its step is done.
-  const std::vector<Json> objects = read_objects(path);
+  const std::vector<Json> objects = read_json_lines(path);
   REQUIRE(objects.size() == 2);
   const Json& o = objects[0];
   CHECK(o.at("kind") == "step");
@@ -126,7 +113,7 @@ TEST_CASE("a metrics line has stable keys and numbers that read back to the same
   evaluation.consumed_samples = 4;
   evaluation.losses = {{"lm loss", 2.0F}};
   sink.evaluation(evaluation);
-  const Json last = read_objects(path).back();
+  const Json last = read_json_lines(path).back();
   CHECK(last.at("kind") == "evaluation");
   CHECK(last.at("set") == "validation");
   CHECK(last.at("validation_lm_loss") == 2.0);
@@ -145,11 +132,11 @@ TEST_CASE("a resumed run drops the lines it will write again", "[cpu][metrics]")
     evaluation.losses = {{"lm loss", 2.0F}};
     sink.evaluation(evaluation);
   }
-  const std::string whole = read_all(path);
+  const std::string whole = read_text(path);
   SECTION("lines beyond the loaded iteration go, the others keep their bytes") {
     JsonLinesSink sink(path, 3, 1);
     CHECK(iterations(path) == std::vector<std::int64_t>{1, 2, 3});
-    CHECK(whole.compare(0, read_all(path).size(), read_all(path)) == 0);
+    CHECK(whole.compare(0, read_text(path).size(), read_text(path)) == 0);
     sink.step(step_report(4));
     CHECK(iterations(path) == std::vector<std::int64_t>{1, 2, 3, 4});
     // No temporary file stays behind.
@@ -159,25 +146,25 @@ TEST_CASE("a resumed run drops the lines it will write again", "[cpu][metrics]")
     const auto inode_holder = std::filesystem::hard_link_count(path);
     std::filesystem::create_hard_link(path, folder.path / "link");
     JsonLinesSink sink(path, 5, 1);
-    CHECK(read_all(path) == whole);
+    CHECK(read_text(path) == whole);
     // The same file, not a copy of it.
     CHECK(std::filesystem::hard_link_count(path) == inode_holder + 1);
   }
   SECTION("a line that a crash cut off goes too") {
     std::ofstream(path, std::ios::app) << R"({"kind":"step","iteration":2,"lm_)";
     JsonLinesSink sink(path, 5, 1);
-    CHECK(read_all(path) == whole);
+    CHECK(read_text(path) == whole);
   }
   SECTION("a fresh run moves the old file aside") {
     JsonLinesSink sink(path, 0, 1);
-    CHECK(read_all(path).empty());
-    CHECK(read_all(path.string() + ".previous") == whole);
+    CHECK(read_text(path).empty());
+    CHECK(read_text(path.string() + ".previous") == whole);
   }
   SECTION("a file with foreign lines is refused and stays as it is") {
     for (const char* line : {"not json\n", "[1]\n", "{\"iteration\":\"x\"}\n", "{}\n"}) {
       std::ofstream(path, std::ios::trunc) << line;
-      CHECK(open_error(path, 5).find("line 1 is not a metrics object") != std::string::npos);
-      CHECK(read_all(path) == line);
+      CHECK(contains(open_error(path, 5), "line 1 is not a metrics object"));
+      CHECK(read_text(path) == line);
     }
   }
 }
@@ -185,8 +172,8 @@ TEST_CASE("a resumed run drops the lines it will write again", "[cpu][metrics]")
 TEST_CASE("a metrics file that cannot be written is an error that names it", "[cpu][metrics]") {
   const Folder folder("broken");
   std::ofstream(folder.path / "file") << "x";
-  CHECK(open_error(folder.path / "file" / "run.jsonl", 0).find("--metrics-file") != std::string::npos);
-  CHECK(open_error(folder.path, 0).find("--metrics-file") != std::string::npos);
+  CHECK(contains(open_error(folder.path / "file" / "run.jsonl", 0), "--metrics-file"));
+  CHECK(contains(open_error(folder.path, 0), "--metrics-file"));
   if (std::filesystem::exists("/dev/full")) {
     JsonLinesSink sink("/dev/full", 0, 1);
     CHECK_THROWS_AS(sink.step(step_report(1)), pgpt::DataError);
@@ -259,7 +246,7 @@ Message decode(const std::string& data) {
 }
 
 std::vector<Message> read_events(const std::filesystem::path& path) {
-  const std::string data = read_all(path);
+  const std::string data = read_text(path);
   std::vector<Message> events;
   const auto masked = [](const std::string& bytes) {
     const std::uint32_t crc = slow_crc32c(bytes);

@@ -5,16 +5,16 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "pgpt/data/indexed_dataset.h"
 #include "support/catch.h"
 #include "support/processes.h"
 #include "support/seed_run.h"
+#include "support/text.h"
 
 using namespace pgpt;
+using test::contains;
 using namespace std::chrono_literals;
 using nlohmann::json;
 namespace fs = std::filesystem;
@@ -26,8 +26,6 @@ const test::Environment kCpu = {{"CUDA_VISIBLE_DEVICES", ""}};
 
 constexpr test::SeedTolerance kCpuTolerance{1e-4,
                                             6e-4};  // spread of correct CPU implementations (docs/seed-comparison.md)
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 
@@ -76,8 +74,7 @@ TEST_CASE("the megatron window averages the first two steps", "[cpu][dist]") {
   CHECK(contains(ranks[0].output, "> kernels: libtorch; attention: composite"));
   CHECK(contains(ranks[1].output, " | throughput per GPU (TFLOP/s/GPU): "));
   std::vector<double> printed;
-  std::istringstream lines(ranks[1].output);
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : test::split_lines(ranks[1].output)) {
     const auto at = line.find("lm loss: ");
     if (at != std::string::npos) printed.push_back(std::stod(line.substr(at + 9)));
   }
@@ -218,9 +215,7 @@ TEST_CASE("a small model learns a real text corpus at byte level", "[cpu][dist]"
   test::Process find({PGPT_PYTHON, "-c", "import pydoc_data.topics as t; print(t.__file__)"}, {});
   std::string path = find.wait(20s).output;
   path.erase(path.find_last_not_of(" \n") + 1);
-  std::ifstream in(path, std::ios::binary);
-  REQUIRE(in.good());
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::string text = test::read_text(path);
   REQUIRE(text.size() > 400'000);
   {
     data::IndexedDatasetWriter writer((folder / "corpus").string(), data::TokenType::kUint16);

@@ -25,7 +25,7 @@ bool gpus_visible(int wanted) {
   return found >= wanted;
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+using test::contains;
 
 /// The named values of every step have the same bits.
 void check_same_steps(const std::vector<json>& a, const std::vector<json>& b, const std::vector<std::string>& values) {

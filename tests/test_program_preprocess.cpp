@@ -2,32 +2,25 @@
 
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "pgpt/data/indexed_dataset.h"
 #include "support/catch.h"
 #include "support/processes.h"
 #include "support/seed_run.h"
 #include "support/temporary_folder.h"
+#include "support/text.h"
 
 using namespace pgpt;
+using test::contains;
+using test::read_text;
+using test::write_text;
 using namespace std::chrono_literals;
 using nlohmann::json;
 namespace fs = std::filesystem;
 
 namespace {
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::string read_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-void write_text(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 /// Runs `before; gpt_tool preprocess ARGUMENTS` by a shell in a folder.
 test::Ended preprocess(const std::string& folder, const std::string& arguments, const std::string& before = "true") {
@@ -165,16 +158,16 @@ TEST_CASE("gpt_tool preprocess says in one line what is wrong and changes no fil
       {good + kNull + "--json-keys", "--json-keys needs a value"},
       {good, "--tokenizer-type GPT2BPETokenizer (the default): only texts of token ids are read here"},
       {good + "--tokenizer-type HuggingFaceTokenizer --tokenizer-model gpt2", "scripts/text_to_ids.py"},
-      {good + "--tokenizer-type NullTokenizer", "needs --vocab-size"},
+      {good + "--tokenizer-type NullTokenizer", "not given, but needed: --vocab-size"},
       {good + kNull + "--null-tokenizer-eod-id 128", "128 must be below the vocabulary size 128"},
       {good + kNull + "--partitions 0", "--partitions 0 must be at least 1"},
       {good + kNull + "--workers 0", "--workers 0 must lie between 1 and 1024"},
       {good + kNull + "--workers two", "--workers takes a whole number, not 'two'"},
-      {good + kNull + "--log-interval 0", "--log-interval must be above 0"},
+      {good + kNull + "--log-interval 0", "--log-interval is 0; it must be above 0"},
       {good + kNull + "--split-sentences", "--split-sentences is not supported"},
-      {good + kNull + "--append-eos", "unknown option --append-eos"},
-      {"--output-prefix o" + std::string(kNull), "--input is required"},
-      {"--input good.jsonl" + std::string(kNull), "--output-prefix is required"},
+      {good + kNull + "--append-eos", "unknown option --append-eos; did you mean --append-eod?"},
+      {"--output-prefix o" + std::string(kNull), "not given, but needed: --input;"},
+      {"--input good.jsonl" + std::string(kNull), "not given, but needed: --output-prefix;"},
       {"--input none.jsonl --output-prefix o" + std::string(kNull), "cannot open none.jsonl: No such file"},
       {"--input 'none*' --output-prefix o" + std::string(kNull), "no file matches --input none*"},
       {"--input in.jsonl.gz --output-prefix o" + std::string(kNull), "unpack it into a pipe"},

@@ -8,6 +8,7 @@
 #include "pgpt/base/error.h"
 #include "pgpt/optim/schedule.h"
 #include "support/catch.h"
+#include "support/text.h"
 
 namespace {
 
@@ -19,6 +20,7 @@ using pgpt::optim::learning_rate_at;
 using pgpt::optim::ParamScheduler;
 using pgpt::optim::ScheduleState;
 using pgpt::optim::weight_decay_at;
+using pgpt::test::contains;
 
 /// The seed command: lr 3e-4, min 3e-5, warmup 1 iteration, decay 3, cosine, global batch 2.
 OptimizerConfig seed_config() {
@@ -38,12 +40,7 @@ double lr_at(const OptimizerConfig& c, std::int64_t n) { return learning_rate_at
 Approx near(double value) { return Approx(value).epsilon(0).margin(8 * 1.2e-16); }
 
 std::string load_error(ParamScheduler& scheduler, const ScheduleState& state) {
-  try {
-    scheduler.load(state);
-  } catch (const pgpt::Error& e) {
-    return e.what();
-  }
-  return "";
+  return pgpt::test::error_of([&] { scheduler.load(state); });
 }
 
 ScheduleState replaced(ScheduleState state, const std::string& key, pgpt::optim::ScheduleValue value) {
@@ -199,9 +196,9 @@ TEST_CASE("the stored state restores counter and values", "[cpu][schedule]") {
   SECTION("without an option a different value is refused and nothing changes") {
     ParamScheduler scheduler(other);
     const std::string text = load_error(scheduler, state);
-    CHECK(text.find("--lr: the command line gives 0.001") != std::string::npos);
-    CHECK(text.find("--use-checkpoint-opt-param-scheduler") != std::string::npos);
-    CHECK(text.find("--override-opt-param-scheduler") != std::string::npos);
+    CHECK(contains(text, "--lr: the command line gives 0.001"));
+    CHECK(contains(text, "--use-checkpoint-opt-param-scheduler"));
+    CHECK(contains(text, "--override-opt-param-scheduler"));
     CHECK(scheduler.num_steps() == 0);
   }
   SECTION("override keeps the command line's value") {
@@ -241,10 +238,10 @@ TEST_CASE("old key names are understood and broken states are refused", "[cpu][s
   const ScheduleState state = scheduler.state();
   ScheduleState shorter = state;
   shorter.erase(shorter.begin() + 2);
-  CHECK(load_error(scheduler, shorter).find("no 'num_steps'") != std::string::npos);
-  CHECK(load_error(scheduler, replaced(state, "num_steps", std::int64_t{-1})).find("not a count") != std::string::npos);
-  CHECK(load_error(scheduler, replaced(state, "min_lr", std::string("x"))).find("'min_lr'") != std::string::npos);
-  CHECK(load_error(scheduler, replaced(state, "lr_decay_style", 1.0)).find("a style belongs") != std::string::npos);
+  CHECK(contains(load_error(scheduler, shorter), "no 'num_steps'"));
+  CHECK(contains(load_error(scheduler, replaced(state, "num_steps", std::int64_t{-1})), "not a count"));
+  CHECK(contains(load_error(scheduler, replaced(state, "min_lr", std::string("x"))), "'min_lr'"));
+  CHECK(contains(load_error(scheduler, replaced(state, "lr_decay_style", 1.0)), "a style belongs"));
   CHECK(load_error(scheduler, replaced(state, "wd_incr_style", std::string("odd"))).find("--weight-decay-incr-style") !=
         std::string::npos);
 }

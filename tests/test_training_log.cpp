@@ -18,11 +18,14 @@
 #include "pgpt/training/timers.h"
 #include "pgpt/training/training_log.h"
 #include "support/catch.h"
+#include "support/text.h"
 
 namespace {
 
 using namespace pgpt::training;
 using pgpt::config::LossWindow;
+using pgpt::test::contains;
+using pgpt::test::read_lines;
 using Lines = std::vector<std::string>;
 
 constexpr const char* kTime = "2025-01-01 00:00:00.000000";
@@ -68,13 +71,6 @@ std::filesystem::path fresh_folder(const std::string& name) {
   const auto folder = std::filesystem::temp_directory_path() / ("pgpt_log_" + name + "_" + std::to_string(::getpid()));
   std::filesystem::remove_all(folder);
   return folder;
-}
-
-Lines read_lines(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  Lines lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(line);
-  return lines;
 }
 
 }  // namespace
@@ -286,7 +282,7 @@ TEST_CASE("the theoretical memory block follows its formulas", "[cpu][log]") {
               "total=4231.53 MB",
               ""});
   c.parallel.use_distributed_optimizer = true, c.parallel.replicate_data = 4;  // 9 bytes a parameter
-  CHECK(theoretical_memory_lines(c, 1)[8].find("weight and optimizer=1888.64 MB") != std::string::npos);
+  CHECK(contains(theoretical_memory_lines(c, 1)[8], "weight and optimizer=1888.64 MB"));
   c.parallel.pipeline = 2, c.parallel.tensor = 2;
   // (120e6/2 + 50e6)/2 + 0.042e6/2 = 55.021e6 and 120e6/4 + 0.021e6 = 30.021e6.
   const Lines staged = theoretical_memory_lines(c, 8);
@@ -451,10 +447,10 @@ TEST_CASE("progress.txt gets the reference's messages and throughputs", "[cpu][l
   CHECK(lines[3].find(
             "\tSaved checkpoint\tIteration: 20\tJob throughput: 4.0 TFLOP/s/GPU\tCumulative throughput: 2.0 ") !=
         std::string::npos);
-  CHECK(lines[4].find("\tSaving async checkpoint\tIteration: 30\tJob throughput: 4.0 ") != std::string::npos);
+  CHECK(contains(lines[4], "\tSaving async checkpoint\tIteration: 30\tJob throughput: 4.0 "));
   CHECK(lines[5] == "2025-06-01 12:05:00\tJob ID: 42\t# GPUs: 2\tSaved async checkpoint\tIteration: 30");
   CHECK(lines[6] == "2025-06-01 12:05:00\tJob ID: 42\t# GPUs: 2\tDeleted checkpoint\tIteration: 10");
   CHECK(lines[7] == "2025-06-01 12:05:00\tJob ID: \t# GPUs: 4\tStarting job");
-  CHECK(lines[8].find("Job throughput: 2.0 TFLOP/s/GPU\tCumulative throughput: 2.0 ") != std::string::npos);
+  CHECK(contains(lines[8], "Job throughput: 2.0 TFLOP/s/GPU\tCumulative throughput: 2.0 "));
   std::filesystem::remove_all(folder);
 }

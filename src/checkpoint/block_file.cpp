@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "pgpt/base/error.h"
+#include "pgpt/checkpoint/directory.h"
 
 namespace pgpt::checkpoint {
 namespace {
@@ -83,7 +84,7 @@ OutputFile::~OutputFile() {
 void OutputFile::fail() const {
   const int cause = errno;
   const char* advice = "";
-  if (cause == ENOSPC || cause == EDQUOT) advice = "; free some space or choose another --save";
+  if (cause == ENOSPC || cause == EDQUOT) advice = "; free some space or write elsewhere";
   if (cause == EFBIG) advice = "; raise the limit for the size of files (ulimit -f)";
   throw DataError(concat("cannot write ", path_, ": ", std::strerror(cause), advice));
 }
@@ -153,8 +154,7 @@ void OutputFile::finish() {
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
   cached_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  PGPT_CHECK(DataError, cached_ >= 0, "cannot open ", path_, ": ", std::strerror(errno),
-             "; load another checkpoint with --ckpt-step");
+  PGPT_CHECK(DataError, cached_ >= 0, "cannot open ", path_, ": ", std::strerror(errno), kAnotherCheckpoint);
   struct stat facts{};
   if (::fstat(cached_, &facts) != 0) {
     const int cause = errno;
@@ -184,7 +184,7 @@ std::uint64_t InputFile::read_some(int descriptor, char* data, std::uint64_t siz
     auto more = static_cast<std::uint64_t>(n);
     if (descriptor == direct_ && done + more < needed) more = page_down(more);  // the next one starts at a page, too
     PGPT_CHECK(DataError, more > 0, path_, " ends at byte ", offset + done + static_cast<std::uint64_t>(n),
-               ", in the middle of a tensor; load another checkpoint with --ckpt-step");
+               ", in the middle of a tensor", kAnotherCheckpoint);
     done += more;
   }
   return done;

@@ -32,8 +32,7 @@ fs::path hidden(const fs::path& directory, const char* suffix) {
 void erase(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
-  PGPT_CHECK(DataError, !error, "cannot remove ", path.string(), ": ", error.message(),
-             "; check permissions of --save");
+  PGPT_CHECK(DataError, !error, "cannot remove ", path.string(), ": ", error.message(), "; check its permissions");
 }
 
 void move(const fs::path& from, const fs::path& to) {
@@ -61,7 +60,7 @@ void create_root(const fs::path& root) {
   std::error_code error;
   fs::create_directories(root, error);
   PGPT_CHECK(DataError, !error && fs::is_directory(root), "--save: cannot create the folder ", root.string(), ": ",
-             error ? error.message() : "a file of this name exists");
+             error ? error.message() : "a file of this name exists", "; give one that can be written");
 }
 
 }  // namespace
@@ -93,11 +92,10 @@ std::optional<Tracker> read_tracker(const fs::path& root) {
     return tracker;
   }
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), tracker.iteration);
-  PGPT_CHECK(
-      DataError, status == std::errc() && end == text.data() + text.size() && tracker.iteration >= 0, path.string(),
-      " holds '", text.substr(0, 40),
-      "', which is neither an iteration nor 'release'; write the number of a complete iter_ folder into it, or use "
-      "--ckpt-step");
+  PGPT_CHECK(DataError, status == std::errc() && end == text.data() + text.size() && tracker.iteration >= 0,
+             path.string(), " holds '", text.substr(0, 40),
+             "', which is neither an iteration nor 'release'; write the number of a complete iter_ folder into it",
+             kAnotherCheckpoint);
   return tracker;
 }
 
@@ -116,11 +114,14 @@ fs::path checkpoint_path(const fs::path& root, const Tracker& tracker) {
 
 fs::path find_checkpoint(const fs::path& path, std::optional<std::int64_t> iteration) {
   std::error_code error;
+  const bool exists = fs::exists(path, error);
+  PGPT_CHECK(DataError, exists || error, path.string(),
+             " does not exist; give the folder that --save named, or one checkpoint in it");
   if (iteration) return checkpoint_path(path, {*iteration, false});
   if (fs::exists(path / kManifestName, error)) return path;
   const std::optional<Tracker> tracker = fs::is_directory(path, error) ? read_tracker(path) : std::nullopt;
   PGPT_CHECK(DataError, tracker, path.string(), " is no checkpoint: it has neither ", kManifestName, " nor ",
-             tracker_path("").string());
+             tracker_path("").string(), "; give the folder that --save named, or one checkpoint in it");
   return checkpoint_path(path, *tracker);
 }
 

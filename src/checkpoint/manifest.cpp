@@ -8,6 +8,7 @@
 
 #include "pgpt/base/error.h"
 #include "pgpt/checkpoint/checksum.h"
+#include "pgpt/checkpoint/directory.h"
 #include "pgpt/checkpoint/safetensors.h"
 #include "piece_json.h"
 
@@ -221,7 +222,7 @@ Manifest read_manifest(const std::filesystem::path& directory) {
   std::error_code error;
   PGPT_CHECK(DataError, std::filesystem::is_directory(directory, error), "there is no checkpoint folder ",
              directory.string(), error ? concat(": ", error.message()) : std::string(),
-             "; check --load and --ckpt-step");
+             "; check --load and --ckpt-step (gpt_tool: DIR and --step)");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file.is_open()) {
@@ -243,7 +244,7 @@ Manifest read_manifest(const std::filesystem::path& directory) {
   text.replace(at, kDigits, std::string(kDigits, '0'));
   const std::string found = checksum_text(crc32c(text.data(), text.size()));
   PGPT_CHECK(DataError, stored == found, path.string(), " is damaged: its checksum is ", stored,
-             ", that of its text is ", found, "; load another checkpoint with --ckpt-step");
+             ", that of its text is ", found, kAnotherCheckpoint);
   try {
     Manifest manifest = parse(text, path.string());
     check_coverage(manifest, path.string());

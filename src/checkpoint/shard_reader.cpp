@@ -11,13 +11,12 @@
 #include "parallel.h"
 #include "pgpt/base/error.h"
 #include "pgpt/checkpoint/checksum.h"
+#include "pgpt/checkpoint/directory.h"
 #include "pgpt/checkpoint/safetensors.h"
 #include "pgpt/checkpoint/shard.h"
 
 namespace pgpt::checkpoint {
 namespace {
-
-constexpr const char* kElsewhere = "; load another checkpoint with --ckpt-step";
 
 /// One shard opened for reading: its size and its header were those of the manifest.
 class OpenShard {
@@ -25,18 +24,18 @@ class OpenShard {
   OpenShard(const std::filesystem::path& path, const FileEntry& entry) : file_(path.string()) {
     const std::string& name = file_.path();
     PGPT_CHECK(DataError, file_.size() == entry.bytes, name, " has ", file_.size(), " bytes, the manifest says ",
-               entry.bytes, ": it was truncated or replaced", kElsewhere);
+               entry.bytes, ": it was truncated or replaced", kAnotherCheckpoint);
     std::uint64_t length = 0;
     char bytes[sizeof length];
     file_.read(bytes, sizeof bytes, 0);
     std::memcpy(&length, bytes, sizeof length);
     PGPT_CHECK(DataError, length <= entry.bytes - sizeof length, name, " is damaged: its header claims ", length,
-               " bytes of ", entry.bytes, kElsewhere);
+               " bytes of ", entry.bytes, kAnotherCheckpoint);
     std::string header(sizeof length + length, '\0');
     file_.read(header.data(), header.size(), 0);
     const std::uint32_t found = crc32c(header.data(), header.size());
     PGPT_CHECK(DataError, found == entry.header_checksum, name, " is damaged: the checksum of its header is ",
-               checksum_text(found), ", the manifest says ", checksum_text(entry.header_checksum), kElsewhere);
+               checksum_text(found), ", the manifest says ", checksum_text(entry.header_checksum), kAnotherCheckpoint);
     contents_.emplace(name);
   }
 
@@ -46,11 +45,11 @@ class OpenShard {
   [[nodiscard]] std::uint64_t begin_of(const Piece& piece, at::ScalarType dtype) const {
     const std::string& name = file_.path();
     PGPT_CHECK(DataError, contents_->contains(piece.key), name, " holds no tensor ", piece.key,
-               ", which the manifest places there", kElsewhere);
+               ", which the manifest places there", kAnotherCheckpoint);
     const SafetensorsFile::Entry& entry = contents_->entries().at(piece.key);
     PGPT_CHECK(DataError, entry.dtype == dtype && entry.shape == piece.shape, name, ": tensor ", piece.key, " is ",
                dtype_name(entry.dtype), " ", shape_text(entry.shape), ", the manifest says ", dtype_name(dtype), " ",
-               shape_text(piece.shape), kElsewhere);
+               shape_text(piece.shape), kAnotherCheckpoint);
     return contents_->data_offset() + entry.begin;
   }
 
@@ -146,7 +145,7 @@ void run_tasks(std::vector<BlockTask>& tasks, std::uint64_t block_bytes, bool pi
     const std::uint32_t expected = task.piece->checksums[task.block];
     PGPT_CHECK(DataError, found == expected, file.path(), " is damaged: the checksum of tensor ", *task.tensor,
                ", bytes ", task.begin, " to ", task.begin + task.length, " of its piece there, is ",
-               checksum_text(found), ", the manifest says ", checksum_text(expected), kElsewhere);
+               checksum_text(found), ", the manifest says ", checksum_text(expected), kAnotherCheckpoint);
     if (task.target != nullptr) scatter(task, bytes);
   });
 }

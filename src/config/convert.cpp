@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "pgpt/base/error.h"
+#include "pgpt/base/spelling.h"
 #include "pgpt/config/option_table.h"
 #include "rows.h"
 
@@ -74,39 +75,64 @@ bool parse_real(std::string_view text, double& out) {
 
 std::string quoted(std::string_view token) { return concat("'", token, "'"); }
 
+constexpr auto kEmptyValue = "; the value is empty, perhaps a variable of the script is not set";
+
 std::int64_t integer_of(std::string_view name, const std::string& token) {
   std::int64_t value = 0;
-  if (!parse_integer(token, value)) throw_usage_error(concat(name, " takes an integer, not ", quoted(token)));
-  return value;
+  if (parse_integer(token, value)) return value;
+  std::string advice = "; write digits, e.g. 12";
+  double real = 0;
+  if (trim(token).empty()) {
+    advice = kEmptyValue;
+  } else if (parse_real(token, real) && std::isfinite(real)) {
+    const bool fits = std::abs(real) < 0x1p63;
+    advice = !fits                      ? "; it must fit into 64 bits"
+             : real == std::trunc(real) ? concat("; write ", static_cast<std::int64_t>(real))
+                                        : "; give a whole number";
+  }
+  throw ConfigError(concat(name, " takes an integer, not ", quoted(token), advice));
 }
 
 double real_of(std::string_view name, const std::string& token) {
   double value = 0;
-  if (!parse_real(token, value)) throw_usage_error(concat(name, " takes a number, not ", quoted(token)));
-  return value;
+  if (parse_real(token, value)) return value;
+  std::string advice = "; write e.g. 0.1 or 3e-4";
+  std::string with_point = token;
+  std::replace(with_point.begin(), with_point.end(), ',', '.');
+  if (trim(token).empty()) {
+    advice = kEmptyValue;
+  } else if (parse_real(with_point, value)) {
+    advice = "; write " + with_point;
+  }
+  throw ConfigError(concat(name, " takes a number, not ", quoted(token), advice));
 }
 
 std::string choice_of(const Option& option, std::string_view name, const std::string& token) {
   std::string known;
+  std::vector<std::string> names;
   for (const Choice& choice : option.choices) {
     if (choice.name == token) return token;
+    if (choice.status == Status::kRefused) continue;
     known += (known.empty() ? "" : ", ") + choice.name;
+    names.push_back(choice.name);
   }
-  throw_usage_error(concat(name, " takes one of ", known, ", not ", quoted(token)));
+  throw ConfigError(concat(name, " takes one of ", known, ", not ", quoted(token),
+                           trim(token).empty() ? kEmptyValue : did_you_mean(token, names)));
 }
 
 void check_count(const Option& option, std::string_view name, std::size_t count) {
+  const std::string found = count == 0 ? "none" : std::to_string(count);
+  const std::string advice = name.starts_with("--") ? concat("; write ", name, " ", placeholder(option)) : "";
   switch (option.count) {
     case ValueCount::kOne:
-      if (count != 1) throw_usage_error(concat(name, " takes one value, found ", count));
+      PGPT_CHECK(ConfigError, count == 1, name, " takes one value, found ", found, advice);
       break;
     case ValueCount::kOneOrMore:
-      if (count == 0) throw_usage_error(concat(name, " takes at least one value, found none"));
+      PGPT_CHECK(ConfigError, count > 0, name, " takes at least one value, found none", advice);
       break;
     case ValueCount::kExactly:
-      if (count != option.exact_count) {
-        throw_usage_error(concat(name, " takes ", option.exact_count, " values, found ", count));
-      }
+      PGPT_CHECK(ConfigError, count == option.exact_count, name, " takes ", option.exact_count, " values, found ",
+                 found, advice);
       break;
     case ValueCount::kAnyNumber:
       break;
@@ -170,7 +196,7 @@ class PatternParser {
   static constexpr std::size_t kMaxItems = 1000000;
 
   [[noreturn]] void fail(std::string_view what) const {
-    throw_usage_error(concat(option_, " takes an integer or a list expression such as ([1]*3+[0])*2; in '", text_, "' ",
+    throw ConfigError(concat(option_, " takes an integer or a list expression such as ([1]*3+[0])*2; in '", text_, "' ",
                              what, " at position ", position_ + 1));
   }
   void skip_blanks() {
@@ -260,7 +286,8 @@ class PatternParser {
 
 Value convert_value(const Option& option, std::string_view name, const std::vector<std::string>& tokens) {
   if (option.type == OptionType::kSwitch) {
-    if (!tokens.empty()) throw_usage_error(concat(name, " takes no value, found ", quoted(tokens.front())));
+    PGPT_CHECK(ConfigError, tokens.empty(), name, " takes no value, found ", quoted(tokens.front()), "; write ", name,
+               " alone, or leave it out");
     return option.switch_value;
   }
   check_count(option, name, tokens.size());

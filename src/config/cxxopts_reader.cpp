@@ -16,7 +16,6 @@ std::vector<Occurrence> read_with_cxxopts(const std::vector<Occurrence>& occurre
     read.push_back({use.option, use.name, {}});
     const std::string key = use.name.substr(2);
     if (use.option->type == OptionType::kSwitch) {
-      if (!use.tokens.empty()) throw_usage_error(use.name + " takes no value, found '" + use.tokens.front() + "'");
       add(key, "", cxxopts::value<bool>());
       words.push_back(use.name);
     } else if (!use.tokens.empty()) {
@@ -38,7 +37,7 @@ std::vector<Occurrence> read_with_cxxopts(const std::vector<Occurrence>& occurre
       }
     }
   } catch (const cxxopts::exceptions::exception& error) {
-    throw_usage_error(error.what());
+    throw ConfigError(error.what());
   }
   return read;
 }

@@ -1,5 +1,4 @@
 // Data sources, tokenizer, checkpoints, logging.
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -14,12 +13,6 @@ constexpr auto kSources =
     "--mock-data, --data-path, --data-args-path, --train-data-path with --valid-data-path and "
     "--test-data-path, or --per-split-data-args-path";
 
-std::string read_file(const char* option, const std::string& path) {
-  std::ifstream file(path);
-  PGPT_CHECK(DataError, file.good(), option, " ", path, " cannot be read; check path and permissions");
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 std::vector<std::string> words(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> result;
@@ -28,7 +21,7 @@ std::vector<std::string> words(const std::string& text) {
 }
 
 void read_per_split_file(const std::string& path, DataConfig& data) {
-  const std::string text = read_file("--per-split-data-args-path", path);
+  const std::string text = read_option_file("--per-split-data-args-path", path);
   const nlohmann::json document = nlohmann::json::parse(text, nullptr, false);
   PGPT_CHECK(DataError, document.is_object(), "--per-split-data-args-path ", path,
              " must hold a JSON object with the keys train, valid and test");
@@ -75,7 +68,7 @@ void derive_data(Derivation& d) {
   data.mock = v.flag("mock_data");
   data.data_path = v.texts("data_path");
   if (v.is_set("data_args_path")) {
-    data.data_path = words(read_file("--data-args-path", v.text("data_args_path")));
+    data.data_path = words(read_option_file("--data-args-path", v.text("data_args_path")));
     PGPT_CHECK(DataError, !data.data_path.empty(), "--data-args-path ", v.text("data_args_path"), " holds no words");
   }
   data.train_data_path = v.texts("train_data_path");
@@ -88,7 +81,15 @@ void derive_data(Derivation& d) {
   if (per_split_file) read_per_split_file(v.text("per_split_data_args_path"), data);
   const int sources = int{data.mock} + int{!data.data_path.empty()} + int{per_split || per_split_file};
   PGPT_CHECK(ConfigError, sources != 0, "no data source; give one of ", kSources);
-  PGPT_CHECK(ConfigError, sources == 1, "more than one data source; give only one of ", kSources);
+  PGPT_CHECK(ConfigError, sources == 1, "more than one data source:", data.mock ? " --mock-data" : "",
+             v.is_set("data_args_path") ? " --data-args-path"
+             : data.data_path.empty()   ? ""
+                                        : " --data-path",
+             per_split_file ? " --per-split-data-args-path"
+             : per_split    ? " --train/valid/test-data-path"
+                            : "",
+             "; give one of them");
+  if (data.mock) d.warn_unused("split", "--data-path");
   PGPT_CHECK(ConfigError, !v.given("split") || !(per_split || per_split_file),
              "--split cannot be combined with data paths for each split; remove it");
   data.split = v.text("split");
@@ -164,7 +165,8 @@ void derive_tokenizer(Derivation& d) {
   const std::int64_t pad = v.integer("null_tokenizer_pad_id");
   PGPT_CHECK(ConfigError, pad >= -1, "--null-tokenizer-pad-id is ", pad, "; give -1 for none, or an id");
   if (data.tokenizer_type == "NullTokenizer") {
-    PGPT_CHECK(ConfigError, vocab.has_value(), "--tokenizer-type NullTokenizer needs --vocab-size");
+    PGPT_CHECK(ConfigError, vocab.has_value(),
+               "--tokenizer-type NullTokenizer needs --vocab-size N, the number of token ids of the data");
     set_vocabulary(d.config, *vocab, eod.value_or(*vocab - 1), pad);
     return;
   }
@@ -261,7 +263,7 @@ void derive_logging(Derivation& d) {
   l.num_zeros_in_grad = v.flag("log_num_zeros_in_grad");
   l.progress = v.flag("log_progress");
   PGPT_CHECK(ConfigError, !l.progress || !d.config.checkpoint.save.empty(),
-             "--log-progress writes progress.txt into the --save folder; give --save");
+             "--log-progress writes progress.txt into the folder of checkpoints; give --save FOLDER");
   if (v.is_set("log_progress_line")) l.progress_line = v.flag("log_progress_line");
   l.timing_level = v.text("timing_log_level").front() - '0';
   l.timing_option = v.text("timing_log_option");

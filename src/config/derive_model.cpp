@@ -5,6 +5,13 @@
 
 namespace pgpt::config {
 
+namespace {
+
+// Far beyond every model; larger ones are typing errors whose sizes would overflow.
+constexpr std::int64_t kMostLayers = 100000, kMostWidth = 1 << 20;
+
+}  // namespace
+
 void derive_model_sizes(Derivation& d) {
   ModelConfig& m = d.config.model;
   Values& v = d.values;
@@ -14,12 +21,16 @@ void derive_model_sizes(Derivation& d) {
              "--num-layers and --encoder-num-layers exclude each other; give one");
   PGPT_CHECK(ConfigError, layers || encoder_layers, "--num-layers is required; give the number of transformer layers");
   m.num_layers = layers ? *layers : *encoder_layers;
+  PGPT_CHECK(ConfigError, m.num_layers <= kMostLayers, "--num-layers is ", m.num_layers, "; it must be at most ",
+             kMostLayers);
   v.derive("num_layers", m.num_layers);
   v.derive("encoder_num_layers", m.num_layers);
   for (const char* name : {"hidden_size", "num_attention_heads", "max_position_embeddings"}) {
     PGPT_CHECK(ConfigError, v.is_set(name), option_name(name), " is required");
   }
   m.hidden_size = d.positive("hidden_size");
+  PGPT_CHECK(ConfigError, m.hidden_size <= kMostWidth, "--hidden-size is ", m.hidden_size, "; it must be at most ",
+             kMostWidth);
   m.num_attention_heads = d.positive("num_attention_heads");
   m.max_position_embeddings = d.positive("max_position_embeddings");
 

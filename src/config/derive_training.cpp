@@ -243,9 +243,11 @@ void derive_weight_decay(Derivation& d) {
     o.start_weight_decay = v.real("start_weight_decay");
     o.end_weight_decay = v.real("end_weight_decay");
   }
+  PGPT_CHECK(ConfigError, style != "constant" || o.weight_decay >= 0, "--weight-decay is ", o.weight_decay,
+             "; it must not be negative");
   PGPT_CHECK(ConfigError, o.start_weight_decay >= 0 && o.end_weight_decay >= o.start_weight_decay,
              "weight decay goes from ", o.start_weight_decay, " to ", o.end_weight_decay,
-             "; it must start at 0 or more and not fall (--weight-decay, --start-weight-decay, --end-weight-decay)");
+             "; it must start at 0 or more and not fall (--start-weight-decay, --end-weight-decay)");
   v.derive("start_weight_decay", o.start_weight_decay);
   v.derive("end_weight_decay", o.end_weight_decay);
   o.apply_weight_decay_to_qk_layernorm = v.flag("apply_wd_to_qk_layernorm") || v.is_set("no_weight_decay_cond_type");
@@ -342,6 +344,7 @@ void derive_schedules(Derivation& d) {
   }
   if (t.skip_train) return;
   PGPT_CHECK(ConfigError, v.is_set("lr"), "--lr is required for training; give the maximum learning rate");
+  PGPT_CHECK(ConfigError, o.lr >= 0 && std::isfinite(o.lr), "--lr is ", o.lr, "; give 0 or more, e.g. 3e-4");
   PGPT_CHECK(ConfigError, o.min_lr >= 0 && o.min_lr <= o.lr, "--min-lr ", o.min_lr, " must be between 0 and --lr ",
              o.lr);
   PGPT_CHECK(ConfigError, o.lr_warmup_init >= 0, "--lr-warmup-init is ", o.lr_warmup_init, "; it must not be negative");

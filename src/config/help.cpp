@@ -8,42 +8,6 @@ namespace pgpt::config {
 
 namespace {
 
-std::string type_text(const Option& option) {
-  std::string one;
-  switch (option.type) {
-    case OptionType::kSwitch:
-      return "";
-    case OptionType::kInteger:
-      one = "INT";
-      break;
-    case OptionType::kReal:
-      one = "FLOAT";
-      break;
-    case OptionType::kPattern:
-      one = "PATTERN";
-      break;
-    case OptionType::kText:
-      one = "STR";
-      break;
-    case OptionType::kChoice:
-      for (const Choice& choice : option.choices) one += (one.empty() ? "" : "|") + choice.name;
-      break;
-  }
-  switch (option.count) {
-    case ValueCount::kOne:
-      return one;
-    case ValueCount::kOneOrMore:
-      return one + " ...";
-    case ValueCount::kAnyNumber:
-      return "[" + one + " ...]";
-    case ValueCount::kExactly:
-      break;
-  }
-  std::string repeated = one;
-  for (std::size_t i = 1; i < option.exact_count; ++i) repeated += " " + one;
-  return repeated;
-}
-
 std::string status_text(const Option& option) {
   std::string text;
   if (option.status == Status::kRefused) text = "refused: " + option.note;
@@ -113,6 +77,42 @@ std::string code(const std::string& text) {
 
 }  // namespace
 
+std::string placeholder(const Option& option) {
+  std::string one;
+  switch (option.type) {
+    case OptionType::kSwitch:
+      return "";
+    case OptionType::kInteger:
+      one = "INT";
+      break;
+    case OptionType::kReal:
+      one = "FLOAT";
+      break;
+    case OptionType::kPattern:
+      one = "PATTERN";
+      break;
+    case OptionType::kText:
+      one = "STR";
+      break;
+    case OptionType::kChoice:
+      for (const Choice& choice : option.choices) one += (one.empty() ? "" : "|") + choice.name;
+      break;
+  }
+  switch (option.count) {
+    case ValueCount::kOne:
+      return one;
+    case ValueCount::kOneOrMore:
+      return one + " ...";
+    case ValueCount::kAnyNumber:
+      return "[" + one + " ...]";
+    case ValueCount::kExactly:
+      break;
+  }
+  std::string repeated = one;
+  for (std::size_t i = 1; i < option.exact_count; ++i) repeated += " " + one;
+  return repeated;
+}
+
 std::string help_text() {
   std::string out =
       "usage: pretrain_gpt [options]\n"
@@ -126,7 +126,7 @@ std::string help_text() {
       group = option.group;
       out += "\n" + group + ":\n";
     }
-    const std::string type = type_text(option);
+    const std::string type = placeholder(option);
     out += "  " + joined_names(option, ", ") + (type.empty() ? "" : " " + type) + "\n";
     std::string text = option.help;
     if (option.type != OptionType::kSwitch && option.default_text && !option.default_text->empty()) {
@@ -170,8 +170,8 @@ std::string help_markdown() {
     std::string names;
     for (const std::string& name : option.names) names += (names.empty() ? "" : ", ") + code(name);
     const std::string shown_default = option.type == OptionType::kSwitch ? "" : option.default_text.value_or("");
-    out += "| " + names + (option.own ? " (own)" : "") + " | " + code(type_text(option)) + " | " + code(shown_default) +
-           " | " + escaped(option.help) + " | " + escaped(status_text(option)) + " |\n";
+    out += "| " + names + (option.own ? " (own)" : "") + " | " + code(placeholder(option)) + " | " +
+           code(shown_default) + " | " + escaped(option.help) + " | " + escaped(status_text(option)) + " |\n";
   }
   return out;
 }

@@ -1,10 +1,11 @@
 // --config and --print-config: a flat JSON object from option names to typed values.
+#include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "pgpt/base/error.h"
+#include "pgpt/base/spelling.h"
 #include "values.h"
 
 namespace pgpt::config {
@@ -31,6 +32,22 @@ Target find_key(const std::string& key) {
   return {option, true};
 }
 
+/// Keys that a file may have, written as `key` is: with dashes, or with underscores as --print-config does.
+std::vector<std::string> known_keys(const std::string& key) {
+  const bool dashes = key.find('-') != std::string::npos;
+  std::vector<std::string> keys;
+  std::set<std::string> seen;
+  const auto add = [&](std::string name) {
+    std::replace(name.begin(), name.end(), dashes ? '_' : '-', dashes ? '-' : '_');
+    if (seen.insert(name).second) keys.push_back(std::move(name));
+  };
+  for (const std::string& name : listed_names()) add(name.substr(2));
+  for (const Option& option : option_table()) {
+    if (!option.hidden && !option.is_family()) add(option.destination);
+  }
+  return keys;
+}
+
 const char* expected(const Option& option) {
   switch (option.type) {
     case OptionType::kSwitch:
@@ -46,6 +63,11 @@ const char* expected(const Option& option) {
   }
 }
 
+const char* quotes_advice(const Json& json, bool textual) {
+  if (json.is_string()) return Json::accept(json.get<std::string>()) ? "; leave the quotes out" : "";
+  return textual && json.is_primitive() ? "; put it in quotes" : "";
+}
+
 std::string token_of(const Option& option, const Json& json, const std::string& where) {
   const bool textual = option.type == OptionType::kText || option.type == OptionType::kChoice;
   const bool fits = (json.is_string() && (textual || option.type == OptionType::kPattern)) ||
@@ -53,14 +75,16 @@ std::string token_of(const Option& option, const Json& json, const std::string& 
                     (json.is_number() && option.type == OptionType::kReal) ||
                     // JSON has no words for infinities and NaN.
                     (json.is_string() && option.type == OptionType::kReal);
-  PGPT_CHECK(ConfigError, fits, where, " takes ", expected(option), ", not ", json.dump());
+  PGPT_CHECK(ConfigError, fits, where, " takes ", expected(option), ", not ", json.dump(),
+             quotes_advice(json, textual));
   return json.is_string() ? json.get<std::string>() : json.dump();
 }
 
 Value value_of(const Target& target, const Json& json, const std::string& where) {
   const Option& option = *target.option;
   if (option.type == OptionType::kSwitch) {
-    PGPT_CHECK(ConfigError, json.is_boolean(), where, " takes true or false, not ", json.dump());
+    PGPT_CHECK(ConfigError, json.is_boolean(), where, " takes true or false, not ", json.dump(),
+               quotes_advice(json, false));
     // "disable_bias_linear": true is the switch; "add_bias_linear": true is what it stores.
     const bool given = json.get<bool>();
     return target.by_name ? given == option.switch_value : given;
@@ -78,14 +102,7 @@ Value value_of(const Target& target, const Json& json, const std::string& where)
     PGPT_CHECK(ConfigError, !option.is_list(), where, " takes ", expected(option), ", not ", json.dump());
     tokens = {token_of(option, json, where)};
   }
-  try {
-    return convert_value(option, where, tokens);
-  } catch (const ConfigError& error) {
-    // The usage line belongs to the command line.
-    const std::string text = error.what();
-    const std::size_t at = text.rfind("error: ");
-    throw ConfigError(at == std::string::npos ? text : text.substr(at + 7));
-  }
+  return convert_value(option, where, tokens);
 }
 
 struct Writer {
@@ -113,7 +130,8 @@ void read_json_text(const std::string& text, const std::string& origin, Values& 
   const Json::parser_callback_t refuse_repeated = [&](int depth, Json::parse_event_t event, Json& parsed) {
     if (depth == 1 && event == Json::parse_event_t::key) {
       const auto key = parsed.get<std::string>();
-      PGPT_CHECK(ConfigError, keys.insert(key).second, origin, ": \"", key, "\" stands twice");
+      PGPT_CHECK(ConfigError, keys.insert(key).second, "--config ", origin, ": \"", key,
+                 "\" stands twice; remove one of the two");
     }
     return true;
   };
@@ -121,20 +139,23 @@ void read_json_text(const std::string& text, const std::string& origin, Values& 
   try {
     document = Json::parse(text, refuse_repeated);
   } catch (const Json::exception& error) {
-    throw ConfigError(concat("--config ", origin, " is not valid JSON: ", error.what()));
+    PGPT_CHECK(ConfigError, text.find_first_not_of(" \t\r\n") != std::string::npos, "--config ", origin,
+               " is empty; give a JSON object, {} for no options");
+    // What the library puts before its reason, "[json.exception.parse_error.101] ", is for programmers.
+    const std::string reason = error.what();
+    const std::size_t bracket = reason.find("] ");
+    throw ConfigError(concat("--config ", origin, " is not valid JSON: ",
+                             bracket == std::string::npos ? reason : reason.substr(bracket + 2)));
   }
   PGPT_CHECK(ConfigError, document.is_object(), "--config ", origin,
-             " must hold one JSON object of option names and values");
+             " must hold one JSON object of option names and values, e.g. {\"num_layers\": 12}");
   std::set<std::string> destinations;
   for (const auto& [key, json] : document.items()) {
-    const std::string where = concat(origin, ": \"", key, "\"");
+    const std::string where = concat("--config ", origin, ": \"", key, "\"");
     const Target target = find_key(key);
     if (target.option == nullptr) {
-      std::string dashed = "--" + key;
-      std::replace(dashed.begin(), dashed.end(), '_', '-');
-      const std::string near = nearest_option(dashed);
-      throw ConfigError(
-          concat(where, " is no option", near.empty() ? "" : "; did you mean \"" + near.substr(2) + "\"?"));
+      const std::string near = did_you_mean(key, known_keys(key));
+      throw ConfigError(concat(where, " is no option", near.empty() ? "; pretrain_gpt --help lists them" : near));
     }
     PGPT_CHECK(ConfigError, !target.option->action, where, " belongs on the command line, not in a file");
     PGPT_CHECK(ConfigError, destinations.insert(target.option->destination).second, where, " sets ",
@@ -145,11 +166,7 @@ void read_json_text(const std::string& text, const std::string& origin, Values& 
 }
 
 void read_json_config(const std::string& path, Values& values) {
-  std::ifstream file(path);
-  PGPT_CHECK(ConfigError, file.good(), "--config ", path, " cannot be read; check path and permissions");
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  PGPT_CHECK(ConfigError, !file.bad(), "--config ", path, " cannot be read; it must be a JSON file");
-  read_json_text(text, path, values);
+  read_json_text(read_option_file("--config", path), path, values);
 }
 
 std::string write_json_config(const Values& values) {

@@ -1,8 +1,6 @@
 #include "pgpt/config/option_table.h"
 
-#include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "pgpt/base/error.h"
 #include "rows.h"
@@ -61,21 +59,6 @@ bool matches_family(std::string_view name, std::string_view pattern) {
   return name.size() >= head.size() + tail.size() && name.starts_with(head) && name.ends_with(tail);
 }
 
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t replace = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replace, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
 }  // namespace
 
 const std::vector<Option>& option_table() { return table().rows; }
@@ -95,25 +78,15 @@ const Option* find_destination(std::string_view destination) {
   return found == t.by_destination.end() ? nullptr : &t.rows[found->second];
 }
 
-std::string nearest_option(std::string_view name) {
-  std::string best;
-  // Beyond a third of the name, the nearest one is a guess that misleads.
-  std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
+std::vector<std::string> listed_names() {
+  std::vector<std::string> works, refused;
   for (const Option& row : option_table()) {
     if (row.hidden || row.is_family()) continue;
-    for (const std::string& known : row.names) {
-      const std::size_t distance = edit_distance(name, known);
-      if (distance < best_distance) {
-        best_distance = distance;
-        best = known;
-      }
-    }
+    std::vector<std::string>& names = row.status == Status::kRefused ? refused : works;
+    names.insert(names.end(), row.names.begin(), row.names.end());
   }
-  return best;
-}
-
-void throw_usage_error(const std::string& message) {
-  throw ConfigError("usage: pretrain_gpt [options]; pretrain_gpt --help lists them\npretrain_gpt: error: " + message);
+  works.insert(works.end(), refused.begin(), refused.end());
+  return works;
 }
 
 }  // namespace pgpt::config

@@ -64,7 +64,7 @@ std::vector<std::string> check_status(const CommandLine& line) {
   std::vector<std::string> warnings;
   std::set<std::string> warned;
   const auto warn = [&](const std::string& name, const std::string& note) {
-    if (warned.insert(name).second) warnings.push_back("WARNING: " + name + " has no effect: " + note);
+    if (warned.insert(name).second) warnings.push_back(name + " has no effect: " + note);
   };
   std::set<std::string> checked;
   for (const Option& option : option_table()) {

@@ -2,6 +2,7 @@
 #include <cctype>
 
 #include "pgpt/base/error.h"
+#include "pgpt/base/spelling.h"
 #include "values.h"
 
 namespace pgpt::config {
@@ -26,8 +27,30 @@ std::size_t most_values(const Option& option) {
 }
 
 [[noreturn]] void throw_unknown(const std::string& name) {
-  const std::string near = nearest_option(name);
-  throw_usage_error(concat("unknown option ", name, near.empty() ? "" : "; did you mean " + near + "?"));
+  const std::string near = did_you_mean(name, listed_names());
+  throw ConfigError(concat("unknown option ", name,
+                           !near.empty()            ? near
+                           : name.starts_with("--") ? "; pretrain_gpt --help lists all"
+                                                    : "; options begin with two dashes, and a value that begins "
+                                                      "with a dash is written --option=VALUE"));
+}
+
+/// A word where an option should stand, after those of `before`.
+[[noreturn]] void throw_unexpected(const std::string& word, const std::vector<Occurrence>& before) {
+  if (before.empty()) {
+    throw ConfigError(concat("unexpected word '", word,
+                             "' at the beginning; a command is made of options and their values, which pretrain_gpt "
+                             "--help lists"));
+  }
+  const Occurrence& last = before.back();
+  const std::size_t most = most_values(*last.option);
+  std::string place = last.name;
+  for (const std::string& token : last.tokens) place += " " + token;
+  throw ConfigError(concat("unexpected word '", word, "' after ", place,
+                           most == 0   ? ", which takes no value"
+                           : most == 1 ? ", which takes one value"
+                                       : "",
+                           "; remove it, or put the option that it belongs to before it"));
 }
 
 }  // namespace
@@ -36,9 +59,7 @@ std::vector<Occurrence> split_arguments(const std::vector<std::string>& argument
   std::vector<Occurrence> result;
   for (std::size_t i = 0; i < arguments.size();) {
     const std::string& word = arguments[i++];
-    if (is_value(word) || word == "--") {
-      throw_usage_error(concat("unexpected word '", word, "'; every value follows the option that it belongs to"));
-    }
+    if (is_value(word) || word == "--") throw_unexpected(word, result);
     const std::size_t equals = word.find('=');
     Occurrence use;
     use.name = word.substr(0, equals);
@@ -54,9 +75,8 @@ std::vector<Occurrence> split_arguments(const std::vector<std::string>& argument
       }
     }
     for (const std::string& token : use.tokens) {
-      if (token.find('\x1f') != std::string::npos) {
-        throw_usage_error(concat(use.name, " has a value with the control character 0x1f; remove it"));
-      }
+      PGPT_CHECK(ConfigError, token.find_first_of("\x1f\n\r") == std::string::npos, use.name,
+                 " has a value with a line end or the control character 0x1f; remove it");
     }
     result.push_back(std::move(use));
   }

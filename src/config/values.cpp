@@ -1,6 +1,7 @@
 #include "values.h"
 
-#include <cmath>
+#include <filesystem>
+#include <fstream>
 
 #include "pgpt/base/error.h"
 
@@ -16,6 +17,17 @@ const T& get(const Value& value, std::string_view destination) {
 }
 
 }  // namespace
+
+std::string read_option_file(std::string_view option, const std::string& path) {
+  std::error_code error;
+  PGPT_CHECK(DataError, !std::filesystem::is_directory(path, error), option, " ", path,
+             " is a folder; give a file in it");
+  std::ifstream file(path, std::ios::binary);
+  PGPT_CHECK(DataError, file.good(), option, " ", path, " cannot be read; check path and permissions");
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  PGPT_CHECK(DataError, !file.bad(), option, " ", path, " cannot be read to its end");
+  return text;
+}
 
 Values::Values() {
   for (const Option& option : option_table()) {

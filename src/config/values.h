@@ -49,13 +49,17 @@ struct Occurrence {
   std::vector<std::string> tokens;  ///< its values
 };
 
-/// Splits the command line by the table, as argparse does. Throws ConfigError with a usage line.
+/// Splits the command line by the table, as argparse does. Throws ConfigError.
 [[nodiscard]] std::vector<Occurrence> split_arguments(const std::vector<std::string>& arguments);
 
 /// Passes each option once through cxxopts (one token for all of its values) and returns them with the values it read.
 [[nodiscard]] std::vector<Occurrence> read_with_cxxopts(const std::vector<Occurrence>& occurrences);
 
-/// Stores the options of a --config file in `values`. Throws ConfigError naming file and key.
+/// The whole file that `option` names. Throws DataError when it cannot be read.
+[[nodiscard]] std::string read_option_file(std::string_view option, const std::string& path);
+
+/// Stores the options of a --config file in `values`. Throws ConfigError naming file and key, DataError for a file that
+/// cannot be read.
 void read_json_config(const std::string& path, Values& values);
 /// The same from a text; `origin` is named in errors.
 void read_json_text(const std::string& text, const std::string& origin, Values& values);

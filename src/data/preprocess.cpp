@@ -112,9 +112,9 @@ void check_inputs(const PreprocessOptions& options) {
   for (const std::string& path : options.inputs) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
-    PGPT_CHECK(DataError, fs::exists(status), "cannot open ", path, ": ",
-               error ? error.message() : std::string("No such file or directory"));
-    PGPT_CHECK(DataError, !fs::is_directory(status), "cannot read ", path, ": it is a folder; name a file in it");
+    PGPT_CHECK(DataError, fs::exists(status), "--input: cannot open ", path, ": ",
+               error ? error.message() : std::string("No such file or directory"), "; check the path");
+    PGPT_CHECK(DataError, !fs::is_directory(status), "--input ", path, " is a folder; name a file in it");
     PGPT_CHECK(ConfigError, fs::is_regular_file(status) || passes_of(options) == 1, "--input ", path,
                " can be read only once and --partitions ", options.partitions, " reads it ", options.partitions,
                " times; leave --partitions out");

@@ -72,7 +72,8 @@ std::string event_with_value(const std::string& value, std::int64_t step, double
 EventFile::EventFile(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  PGPT_CHECK(DataError, !error, "--tensorboard-dir: cannot make ", folder.string(), ": ", error.message());
+  PGPT_CHECK(DataError, !error, "--tensorboard-dir: cannot make ", folder.string(), ": ", error.message(),
+             "; give a folder that can be written");
   std::array<char, 256> host{};
   if (gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
   const std::time_t seconds = std::time(nullptr);

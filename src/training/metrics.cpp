@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <cctype>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -102,7 +104,8 @@ JsonLinesSink::JsonLinesSink(std::filesystem::path path, std::int64_t loaded_ite
     PGPT_CHECK(DataError, !error, "--metrics-file: cannot move ", path_.string(), " aside: ", error.message());
   }
   file_.open(path_, std::ios::binary | std::ios::app);
-  PGPT_CHECK(DataError, file_.is_open(), "--metrics-file: cannot open ", path_.string(), "; check its permissions");
+  PGPT_CHECK(DataError, file_.is_open(), "--metrics-file: cannot open ", path_.string(), ": ", std::strerror(errno),
+             "; give a file that can be written");
 }
 
 void JsonLinesSink::write(const std::string& object) {

@@ -1,6 +1,10 @@
 #include "pgpt/training/tool_commands.h"
 
+#include <algorithm>
 #include <cstdio>
+
+#include "pgpt/base/spelling.h"
+#include "pgpt/config/parse.h"
 
 namespace pgpt::training {
 namespace {
@@ -11,6 +15,19 @@ std::string help() {
     text += std::string("  ") + command.name + " " + command.synopsis + "\n      " + command.summary + "\n";
   }
   return text;
+}
+
+/// Whether the words after a command ask for its help instead.
+bool asks_for_help(const std::vector<std::string>& words) {
+  return std::any_of(words.begin(), words.end(),
+                     [](const std::string& word) { return word == "--help" || word == "-h"; });
+}
+
+[[noreturn]] void throw_unknown(const std::string& word) {
+  std::vector<std::string> names;
+  for (const ToolCommand& command : tool_commands()) names.emplace_back(command.name);
+  const std::string near = did_you_mean(word, names);
+  throw ConfigError(concat("unknown command '", word, "'", near.empty() ? "; gpt_tool --help lists them" : near));
 }
 
 }  // namespace
@@ -63,17 +80,20 @@ ExitCode run_tool(const std::vector<std::string>& arguments) noexcept {
       std::fputs(help().c_str(), arguments.empty() ? stderr : stdout);
       return arguments.empty() ? ExitCode::kConfiguration : ExitCode::kDone;
     }
+    if (arguments[0] == "--version") {
+      std::printf("gpt_tool %s\n", config::version().c_str());
+      return ExitCode::kDone;
+    }
     for (const ToolCommand& command : tool_commands()) {
       if (arguments[0] != command.name) continue;
       const std::vector<std::string> rest(arguments.begin() + 1, arguments.end());
-      if (!rest.empty() && (rest[0] == "--help" || rest[0] == "-h")) {
+      if (asks_for_help(rest)) {
         std::printf("usage: gpt_tool %s %s\n\n%s\n", command.name, command.synopsis, command.summary);
         return ExitCode::kDone;
       }
       return command.run(rest);
     }
-    std::fprintf(stderr, "gpt_tool: unknown command '%s'\n%s", arguments[0].c_str(), help().c_str());
-    return ExitCode::kConfiguration;
+    throw_unknown(arguments[0]);
   } catch (const Error& error) {
     std::fprintf(stderr, "gpt_tool: %s\n", error.what());
     return error.code();

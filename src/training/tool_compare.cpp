@@ -1,6 +1,5 @@
 // gpt_tool compare: two evidence directories, safetensors files, metrics files or logs.
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include "pgpt/training/compare.h"
 #include "pgpt/training/compare_runs.h"
 #include "pgpt/training/tool_commands.h"
+#include "tool_arguments.h"
 
 namespace pgpt::training {
 namespace {
@@ -23,73 +23,44 @@ struct Arguments {
   std::string plot;
 };
 
-double to_double(const std::string& option, const std::string& text) {
+double bound_of(const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  PGPT_CHECK(ConfigError, !text.empty() && *end == '\0' && value >= 0, "compare: ", option, ": '", text,
+  PGPT_CHECK(ConfigError, !text.empty() && *end == '\0' && value >= 0, "compare: --tolerance: '", text,
              "' is no bound; give a number such as 1e-2");
   return value;
 }
 
-std::int64_t to_integer(const std::string& option, const std::string& text) {
-  PGPT_CHECK(ConfigError,
-             !text.empty() && text.size() < 16 && text.find_first_not_of("0123456789") == std::string::npos,
-             "compare: ", option, ": '", text, "' is no iteration number");
-  return std::stoll(text);
-}
-
 Arguments parse(const std::vector<std::string>& words) {
+  const ToolArguments given("compare", words, {"--log", "--json", "--all", "--exact"},
+                            {"--preset", "--tolerance", "--initial", "--iteration", "--plot"}, 2,
+                            {"--iterations", "--kinds"});
   Arguments result;
-  std::size_t i = 0;
-  const auto is_option = [](const std::string& word) { return word.rfind("--", 0) == 0; };
-  const auto value = [&](const std::string& option) {
-    PGPT_CHECK(ConfigError, i < words.size() && !is_option(words[i]), "compare: ", option, " needs a value");
-    return words[i++];
-  };
-  const auto values = [&](const std::string& option) {
-    std::vector<std::string> all = {value(option)};
-    while (i < words.size() && !is_option(words[i])) all.push_back(words[i++]);
-    return all;
-  };
-  while (i < words.size()) {
-    const std::string word = words[i++];
-    if (word == "--log") {
-      result.logs = true;
-    } else if (word == "--json") {
-      result.json = true;
-    } else if (word == "--all") {
-      result.all = true;
-    } else if (word == "--exact") {
-      result.options.preset = "exact";
-    } else if (word == "--preset") {
-      result.options.preset = value(word);
-      (void)Bounds::preset(result.options.preset);
-    } else if (word == "--tolerance") {
-      const std::string pair = value(word);
-      const std::size_t equals = pair.find('=');
-      PGPT_CHECK(ConfigError, equals != std::string::npos && equals > 0, "compare: --tolerance ", pair,
-                 ": write NAME=BOUND, e.g. gradients=3e-2");
-      result.options.tolerances[pair.substr(0, equals)] = to_double(word, pair.substr(equals + 1));
-    } else if (word == "--iterations") {
-      for (const std::string& text : values(word)) result.options.iterations.push_back(to_integer(word, text));
-    } else if (word == "--kinds") {
-      result.options.kinds = values(word);
-    } else if (word == "--initial") {
-      result.options.initial_path = value(word);
-    } else if (word == "--iteration") {
-      result.options.final_iteration = to_integer(word, value(word));
-    } else if (word == "--plot") {
-      result.plot = value(word);
-      PGPT_CHECK(ConfigError, std::filesystem::path(result.plot).extension() == ".svg", "compare: --plot ", result.plot,
-                 ": pictures are written as SVG; give a name that ends in .svg");
-    } else {
-      PGPT_CHECK(ConfigError, !is_option(word), "compare: unknown option ", word,
-                 "; gpt_tool compare --help lists them");
-      result.paths.push_back(word);
-    }
+  result.paths = {given.positional(0), given.positional(1)};
+  result.logs = given.has("--log");
+  result.json = given.has("--json");
+  result.all = given.has("--all");
+  CompareOptions& options = result.options;
+  options.preset = given.text("--preset").value_or("");
+  if (given.has("--preset")) (void)Bounds::preset(options.preset);
+  if (given.has("--exact")) {
+    PGPT_CHECK(ConfigError, options.preset.empty() || options.preset == "exact", "compare: --exact is --preset exact, ",
+               "and --preset ", options.preset, " is given too; remove one");
+    options.preset = "exact";
   }
-  PGPT_CHECK(ConfigError, result.paths.size() == 2, "compare: give two evidence directories, files or logs, not ",
-             result.paths.size());
+  for (const std::string& pair : given.every("--tolerance")) {
+    const std::size_t equals = pair.find('=');
+    PGPT_CHECK(ConfigError, equals != std::string::npos && equals > 0, "compare: --tolerance ", pair,
+               ": write NAME=BOUND, e.g. gradients=3e-2");
+    options.tolerances[pair.substr(0, equals)] = bound_of(pair.substr(equals + 1));
+  }
+  options.iterations = given.every_integer("--iterations");
+  options.kinds = given.list("--kinds").value_or(options.kinds);
+  options.initial_path = given.text("--initial").value_or("");
+  options.final_iteration = given.integer("--iteration");
+  result.plot = given.text("--plot").value_or("");
+  PGPT_CHECK(ConfigError, !given.has("--plot") || std::filesystem::path(result.plot).extension() == ".svg",
+             "compare: --plot ", result.plot, ": pictures are written as SVG; give a name that ends in .svg");
   return result;
 }
 
@@ -105,7 +76,8 @@ ExitCode tool_compare(const std::vector<std::string>& words) {
   const Arguments arguments = parse(words);
   const std::string &a = arguments.paths[0], &b = arguments.paths[1];
   for (const std::string& path : arguments.paths)
-    PGPT_CHECK(DataError, std::filesystem::exists(path), "compare: ", path, " does not exist");
+    PGPT_CHECK(DataError, std::filesystem::exists(path), "compare: ", path,
+               " does not exist; give evidence folders, safetensors files, metrics files or logs");
   if (!arguments.logs && holds_tensors(a) && holds_tensors(b)) {
     const CompareReport report = compare_tensors(a, b, arguments.options);
     print(arguments.json ? format_json(report) : format_table(report, arguments.all));

@@ -3,9 +3,12 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "pgpt/base/spelling.h"
 #include "pgpt/config/estimate.h"
+#include "pgpt/config/option_table.h"
 #include "pgpt/config/parse.h"
 #include "pgpt/data/tokenizer.h"
+#include "pgpt/training/checkpointing.h"
 #include "pgpt/training/tool_commands.h"
 #include "text.h"
 
@@ -19,17 +22,23 @@ constexpr double kMebibyte = 1024.0 * 1024.0;
 /// Reads the options as pretrain_gpt --dry-run does; sizes do not depend on data, so that none need be named.
 config::Config parse(std::vector<std::string> words) {
   words.emplace_back("--dry-run");
-  const config::ParseContext context;
+  config::ParseContext context;
+  context.checkpoint_arguments = [](const std::string& load, std::optional<std::int64_t> step) {
+    auto stored = stored_arguments(load, step);
+    PGPT_CHECK(DataError, stored, "estimate: --use-checkpoint-args: --load ", load,
+               " holds no checkpoint; give one, or leave --use-checkpoint-args out");
+    return stored;
+  };
   config::ParsedCommand command;
   try {
     command = config::parse_command_line(words, context);
   } catch (const ConfigError& error) {
-    if (std::string(error.what()).rfind("no data source", 0) != 0) throw;
+    if (!std::string(error.what()).starts_with("no data source")) throw;
     words.emplace_back("--mock-data");
     command = config::parse_command_line(words, context);
   }
   PGPT_CHECK(ConfigError, command.action == config::ParsedCommand::Action::kDryRun,
-             "estimate: give the options of a training command, see pretrain_gpt --help");
+             "estimate: --version and --help-markdown belong to pretrain_gpt; give the options of a training command");
   if (command.config.model.padded_vocab_size == 0) {
     const data::TokenizerFacts facts = data::resolve_tokenizer(command.config);
     config::apply_tokenizer(command.config, facts.vocab_size, facts.eod, facts.pad);
@@ -104,13 +113,26 @@ void print_text(const config::Config& c, const config::Estimate& sizes) {
   std::printf("\nThe CUDA context, loaded kernels and, with several ranks, NCCL's buffers come on top.\n");
 }
 
+/// Says so when a word is a mistyped --json, which pretrain_gpt does not know.
+void check_own_option(const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    const std::string name = word.substr(0, word.find('='));
+    if (!name.starts_with("--") || config::find_option(name) != nullptr) continue;
+    PGPT_CHECK(ConfigError, name != "--json", "estimate: --json takes no value, found '", word.substr(name.size() + 1),
+               "'; write --json alone, or leave it out");
+    if (!nearest_words(name, config::listed_names()).empty()) continue;
+    const std::string near = did_you_mean(name, {"--json"});
+    PGPT_CHECK(ConfigError, near.empty(), "estimate: unknown option ", name, near);
+  }
+}
+
 }  // namespace
 
 ExitCode tool_estimate(const std::vector<std::string>& words) {
   std::vector<std::string> options = words;
-  const auto json = std::find(options.begin(), options.end(), "--json");
-  const bool as_json = json != options.end();
-  if (as_json) options.erase(json);
+  const bool as_json = std::find(options.begin(), options.end(), "--json") != options.end();
+  options.erase(std::remove(options.begin(), options.end(), "--json"), options.end());
+  check_own_option(options);
   const config::Config config = parse(std::move(options));
   const config::Estimate sizes = config::estimate(config);
   if (as_json) {

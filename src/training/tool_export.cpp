@@ -1,7 +1,9 @@
 // gpt_tool export: the weights of a checkpoint as a Hugging Face model.
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -33,22 +35,25 @@ constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
                                            "chat_template.jinja"};
 
 std::uint64_t parse_size(const std::string& text) {
-  const auto digits = text.find_first_not_of("0123456789");
-  const std::string unit = digits == std::string::npos ? "" : text.substr(digits);
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::string unit = text.substr(digits);
   const std::uint64_t factor = unit == "GB"   ? 1'000'000'000
                                : unit == "MB" ? 1'000'000
                                : unit == "KB" ? 1'000
                                : unit.empty() ? 1
                                               : 0;
-  PGPT_CHECK(ConfigError, digits != 0 && digits <= 12 && factor != 0 && std::stoull(text) > 0,
-             "export: --max-shard-size takes bytes, or a number with ", "KB, MB or GB, not '", text, "'");
-  return std::stoull(text) * factor;
+  const std::uint64_t number = digits != 0 && digits <= 12 ? std::stoull(text) : 0;
+  PGPT_CHECK(ConfigError, number > 0 && factor != 0 && number <= UINT64_MAX / factor,
+             "export: --max-shard-size takes bytes, or a number with KB, MB or GB such as 5GB, not '", text, "'");
+  return number * factor;
 }
 
 SpecialTokens special_tokens(const ToolArguments& arguments, const std::map<std::string, std::string>& stored,
                              std::int64_t vocab_size) {
   SpecialTokens tokens;
   if (const auto folder = arguments.text("--tokenizer-model")) {
+    PGPT_CHECK(DataError, fs::is_directory(*folder), "export: --tokenizer-model ", *folder,
+               " is no folder; give the one with the tokenizer's files (tokenizer.json, ...)");
     const data::TokenizerFileFacts facts = data::read_huggingface_folder(*folder);
     if (facts.eod >= 0) tokens.end = facts.eod;
     if (facts.pad >= 0) tokens.pad = facts.pad;
@@ -106,12 +111,13 @@ ExitCode tool_export(const std::vector<std::string>& words) {
       {"--format", "--load", "--output", "--step", "--architecture", "--dtype", "--max-shard-size", "--tokenizer-model",
        "--vocab-size", "--bos-token-id", "--eos-token-id"},
       0);
-  for (const char* name : {"--format", "--load", "--output"}) {
-    PGPT_CHECK(ConfigError, arguments.has(name), "export: ", name, " is required; see gpt_tool export --help");
-  }
+  arguments.require({"--format", "--load", "--output"});
   const std::string format = *arguments.text("--format");
   PGPT_CHECK(ConfigError, format == "hf", "export: --format ", format,
              " is unknown; use hf (for Megatron-LM see scripts/convert_megatron_checkpoint.py)");
+  std::optional<at::ScalarType> wanted;
+  if (const auto name = arguments.text("--dtype")) wanted = weight_type("export", *name);
+  const std::uint64_t shard_bytes = parse_size(arguments.text("--max-shard-size").value_or("5GB"));
   const checkpoint::Checkpoint source(
       checkpoint::find_checkpoint(*arguments.text("--load"), arguments.integer("--step")));
   const std::string where = source.directory().string();
@@ -123,9 +129,7 @@ ExitCode tool_export(const std::vector<std::string>& words) {
              " is not between 1 and the ", model.padded_vocab_size, " rows of the checkpoint's embedding");
   const std::vector<HfLink> links = checkpoint::hf_links(family, model, vocab_size);
   check_weights(source, links);
-  const at::ScalarType dtype = arguments.has("--dtype") ? weight_type("export", *arguments.text("--dtype"))
-                                                        : source.manifest().tensors.at(links.front().native).dtype;
-  const std::uint64_t shard_bytes = parse_size(arguments.text("--max-shard-size").value_or("5GB"));
+  const at::ScalarType dtype = wanted.value_or(source.manifest().tensors.at(links.front().native).dtype);
   const SpecialTokens tokens = special_tokens(arguments, stored, vocab_size);
 
   NewFolder output("export", *arguments.text("--output"));

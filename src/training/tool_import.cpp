@@ -27,7 +27,8 @@ ImportedModel open_hugging_face(const fs::path& folder, std::int64_t divisor, co
   PGPT_CHECK(DataError, !source.sliding_window || *source.sliding_window >= model.max_position_embeddings,
              folder.string(), "/config.json has sliding_window ", source.sliding_window.value_or(0),
              ", shorter than its max_position_embeddings ", model.max_position_embeddings,
-             "; attention here always sees the whole sequence, so load it with --load-hf and a --seq-length up to ",
+             "; attention here always sees the whole sequence, so train it with pretrain_gpt --load-hf and a "
+             "--seq-length up to ",
              source.sliding_window.value_or(0));
   model.transformer_impl = implementation;
   model.padded_vocab_size = config::padded_vocab_size(model.vocab_size, divisor, 1);
@@ -73,21 +74,23 @@ ExitCode tool_import(const std::vector<std::string>& words) {
   const ToolArguments arguments(
       "import", words, {},
       {"--format", "--input", "--output", "--make-vocab-size-divisible-by", "--dtype", "--transformer-impl"}, 0);
-  for (const char* name : {"--format", "--input", "--output"}) {
-    PGPT_CHECK(ConfigError, arguments.has(name), "import: ", name, " is required; see gpt_tool import --help");
-  }
+  arguments.require({"--format", "--input", "--output"});
   const std::string format = *arguments.text("--format");
   const fs::path input = *arguments.text("--input");
-  if (format == "state") return import_state(input, *arguments.text("--output"));
-  PGPT_CHECK(ConfigError, format == "hf" || format == "llmc", "import: --format ", format,
+  PGPT_CHECK(ConfigError, format == "hf" || format == "llmc" || format == "state", "import: --format ", format,
              " is unknown; use hf or llmc (for Megatron-LM see scripts/convert_megatron_checkpoint.py)");
+  std::error_code error;
+  const bool exists = fs::exists(input, error);
+  PGPT_CHECK(DataError, exists || error, "import: --input ", input.string(), " does not exist; give ",
+             format == "llmc" ? "the .bin file of an llm.c model" : "the folder that holds the model");
+  if (format == "state") return import_state(input, *arguments.text("--output"));
   const std::string implementation = arguments.text("--transformer-impl").value_or("transformer_engine");
   PGPT_CHECK(ConfigError, implementation == "transformer_engine" || implementation == "local",
              "import: --transformer-impl ", implementation, " is unknown; use transformer_engine or local");
   const auto impl =
       implementation == "local" ? config::TransformerImpl::kLocal : config::TransformerImpl::kTransformerEngine;
   const std::int64_t divisor = arguments.integer("--make-vocab-size-divisible-by").value_or(128);
-  PGPT_CHECK(ConfigError, divisor > 0, "import: --make-vocab-size-divisible-by must be above 0");
+  PGPT_CHECK(ConfigError, divisor > 0, "import: --make-vocab-size-divisible-by is 0; it must be above 0");
   ImportedModel source = format == "hf" ? open_hugging_face(input, divisor, impl) : open_llmc(input, divisor, impl);
   const at::ScalarType dtype =
       arguments.has("--dtype") ? weight_type("import", *arguments.text("--dtype")) : source.dtype;

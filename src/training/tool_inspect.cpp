@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -9,6 +10,7 @@
 #include "pgpt/checkpoint/directory.h"
 #include "pgpt/checkpoint/safetensors.h"
 #include "pgpt/checkpoint/shard.h"
+#include "pgpt/training/text_table.h"
 #include "pgpt/training/tool_commands.h"
 #include "text.h"
 #include "tool_arguments.h"
@@ -19,10 +21,14 @@ namespace {
 using checkpoint::Manifest;
 using checkpoint::TensorEntry;
 
+/// Characters of a line of the tables.
+constexpr std::size_t kWidth = 120;
+
 std::string size_text(std::uint64_t bytes) {
   const auto value = static_cast<double>(bytes);
   if (bytes >= std::uint64_t{1} << 30) return text("%.2f GiB", value / 0x1p30);
   if (bytes >= std::uint64_t{1} << 20) return text("%.2f MiB", value / 0x1p20);
+  if (bytes >= std::uint64_t{1} << 10) return text("%.2f KiB", value / 0x1p10);
   return text("%llu bytes", static_cast<unsigned long long>(bytes));
 }
 
@@ -60,6 +66,62 @@ Totals totals_of(const Manifest& manifest) {
   return totals;
 }
 
+/// "optimizer.state.exp_avg." of such names, which would make a table too wide when every line repeated it.
+std::string prefix_of(const std::string& name) {
+  const std::string state = "optimizer.state.";
+  if (!name.starts_with(state)) return "";
+  const std::size_t dot = name.find('.', state.size());
+  return dot == std::string::npos ? "" : name.substr(0, dot + 1);
+}
+
+/// A word that orders names with the numbers in them by value: layers.2 before layers.10.
+std::string order_of(const std::string& name) {
+  std::string order, digits;
+  for (const char c : name + '.') {
+    if (c >= '0' && c <= '9') {
+      digits += c;
+      continue;
+    }
+    if (!digits.empty()) order += std::string(digits.size() < 9 ? 9 - digits.size() : 0, '0') + digits;
+    digits.clear();
+    order += c;
+  }
+  return order;
+}
+
+/// Weights first, then each kind of optimizer state under its own heading.
+void print_tensors(const Manifest& m) {
+  std::map<std::string, std::map<std::string, std::string>> groups;  // prefix, order, name
+  bool split = false;
+  for (const auto& [name, tensor] : m.tensors) {
+    groups[prefix_of(name)][order_of(name)] = name;
+    split = split || tensor.pieces.size() != 1;
+  }
+  // The last ones are left out where lines would be too long.
+  std::vector<TableColumn> columns = {{"name"}, {"type"}, {"shape"}, {"size", true}, {"checksum"}};
+  if (split) columns.push_back({"pieces", true});
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [prefix, names] : groups) {
+    for (const auto& [order, name] : names) {
+      const TensorEntry& tensor = m.tensors.at(name);
+      rows.push_back({name.substr(prefix.size()), checkpoint::dtype_name(tensor.dtype),
+                      checkpoint::shape_text(tensor.shape), size_text(bytes_of(tensor)), checksum_of(tensor)});
+      if (split) rows.back().push_back(std::to_string(tensor.pieces.size()));
+    }
+  }
+  const TableText table = lay_out(std::move(columns), rows, kWidth);
+  auto line = table.lines.begin();
+  for (const auto& [prefix, names] : groups) {
+    std::printf("\ntensors%s%s\n", prefix.empty() ? "" : " of ", prefix.c_str());
+    if (line == table.lines.begin()) std::printf("%s\n", table.header.c_str());
+    for (std::size_t i = 0; i < names.size(); ++i) std::printf("%s\n", (line++)->c_str());
+  }
+  if (table.left_out.empty()) return;
+  std::string missing;
+  for (const std::string& name : table.left_out) missing += (missing.empty() ? "" : ", ") + name;
+  std::printf("\nnames are long; --json shows also: %s\n", missing.c_str());
+}
+
 void print_text(const std::string& directory, const Manifest& m, bool arguments) {
   const Totals totals = totals_of(m);
   const checkpoint::RunState& s = m.state;
@@ -77,11 +139,11 @@ void print_text(const std::string& directory, const Manifest& m, bool arguments)
     std::printf("optimizer    none\n");
   } else {
     std::printf("optimizer    %s after %lld steps\n", s.optimizer.c_str(), static_cast<long long>(s.optimizer_steps));
-    std::printf("schedule    ");
+    std::vector<std::string> entries;
     for (const auto& [key, value] : s.scheduler) {
-      std::visit([&key = key](const auto& v) { std::printf(" %s=%s", key.c_str(), concat(v).c_str()); }, value);
+      entries.push_back(std::visit([&key = key](const auto& v) { return concat(key, "=", v); }, value));
     }
-    std::printf("\n");
+    for (const std::string& line : wrap_words("schedule     ", entries, kWidth)) std::printf("%s\n", line.c_str());
     if (s.scaler) {
       std::printf("loss scale   %g after %lld good steps, hysteresis %lld\n", s.scaler->scale,
                   static_cast<long long>(s.scaler->good_steps), static_cast<long long>(s.scaler->hysteresis));
@@ -99,18 +161,19 @@ void print_text(const std::string& directory, const Manifest& m, bool arguments)
               static_cast<long long>(totals.parameters), size_text(totals.weights).c_str(),
               size_text(totals.optimizer).c_str(), size_text(totals.padding).c_str(), size_text(totals.files).c_str());
   std::printf("\nfiles\n");
-  for (const auto& [name, file] : m.files) {
-    std::printf("  %-32s %16llu bytes\n", name.c_str(), static_cast<unsigned long long>(file.bytes));
+  std::vector<std::vector<std::string>> files;
+  for (const auto& [name, file] : m.files) files.push_back({name, concat(file.bytes, " bytes")});
+  for (const std::string& line : lay_out({{"name"}, {"size", true}}, files, std::string::npos).lines) {
+    std::printf("%s\n", line.c_str());
   }
-  std::printf("\ntensors (type, shape, bytes, pieces, checksum)\n");
-  for (const auto& [name, tensor] : m.tensors) {
-    std::printf("  %-72s %-4s %-16s %14llu %4zu %s\n", name.c_str(), checkpoint::dtype_name(tensor.dtype).c_str(),
-                checkpoint::shape_text(tensor.shape).c_str(), static_cast<unsigned long long>(bytes_of(tensor)),
-                tensor.pieces.size(), checksum_of(tensor).c_str());
-  }
+  print_tensors(m);
   if (!arguments) return;
   std::printf("\narguments\n");
-  for (const auto& [name, value] : m.arguments) std::printf("  %-48s %s\n", name.c_str(), value.c_str());
+  std::vector<std::vector<std::string>> pairs;
+  for (const auto& [name, value] : m.arguments) pairs.push_back({name, value});
+  // Values may be long paths, which nothing shortens.
+  const TableText table = lay_out({{"name"}, {"value"}}, pairs, std::string::npos);
+  for (const std::string& line : table.lines) std::printf("%s\n", line.c_str());
 }
 
 }  // namespace

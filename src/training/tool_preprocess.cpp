@@ -67,9 +67,7 @@ ToolArguments parse(const std::vector<std::string>& words) {
   PGPT_CHECK(
       ConfigError, !arguments.has("--find-optimal-num-workers"),
       "preprocess: --find-optimal-num-workers is not supported; the default of --workers is the number of cores");
-  for (const char* name : {"--input", "--output-prefix"}) {
-    PGPT_CHECK(ConfigError, arguments.has(name), "preprocess: ", name, " is required; see gpt_tool preprocess --help");
-  }
+  arguments.require({"--input", "--output-prefix", "--vocab-size"});
   const auto warn = [&](const char* name) {
     if (!arguments.has(name)) return;
     std::fprintf(stderr, "gpt_tool: WARNING: %s has no effect: token ids are written as they stand in the input\n",
@@ -146,7 +144,7 @@ ExitCode tool_preprocess(const std::vector<std::string>& words) {
   options.keep_sequential_samples = arguments.has("--keep-sequential-samples");
   options.workers = arguments.integer("--workers").value_or(std::max(1U, std::thread::hardware_concurrency()));
   const std::optional<std::int64_t> interval = arguments.integer("--log-interval");
-  PGPT_CHECK(ConfigError, !interval || *interval > 0, "preprocess: --log-interval must be above 0");
+  PGPT_CHECK(ConfigError, !interval || *interval > 0, "preprocess: --log-interval is 0; it must be above 0");
 
   const StopSignals signals;
   const Clock::time_point start = Clock::now();

@@ -12,10 +12,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
+
+#include "support/text.h"
 
 extern char** environ;
 
@@ -60,13 +61,6 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   for (auto& text : texts) result.push_back(text.data());
   result.push_back(nullptr);
   return result;
-}
-
-std::string read_all(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
 }
 
 }  // namespace
@@ -150,7 +144,7 @@ Ended Process::wait(Milliseconds limit) {
   return ended;
 }
 
-std::string Process::output() const { return read_all(output_path_); }
+std::string Process::output() const { return read_text(output_path_); }
 
 bool Process::wait_for_output(const std::string& text, Milliseconds limit) {
   const auto until = Clock::now() + limit;
@@ -218,6 +212,18 @@ std::vector<Ended> run_ranks(int world_size, const std::vector<std::string>& com
     const bool port_taken = all[0].exit_code == 3 && all[0].output.find("the port is in use") != std::string::npos;
     if (!port_taken || attempt == 2) return all;
   }
+}
+
+std::vector<std::string> program(const std::string& flags) {
+  std::vector<std::string> command = split_words(flags);
+  command.insert(command.begin(), PGPT_PROGRAM);
+  return command;
+}
+
+Ended tool(const std::vector<std::string>& words, Milliseconds limit) {
+  std::vector<std::string> command = {PGPT_TOOL};
+  command.insert(command.end(), words.begin(), words.end());
+  return Process(command, {{"CUDA_VISIBLE_DEVICES", ""}}).wait(limit);
 }
 
 bool has_mpirun() {

@@ -86,6 +86,11 @@ class Job {
 std::vector<Ended> run_ranks(int world_size, const std::vector<std::string>& command, const Environment& environment,
                              Milliseconds limit);
 
+/// pretrain_gpt and its options as an argument vector.
+std::vector<std::string> program(const std::string& flags);
+/// Runs gpt_tool, without GPUs, to its end.
+Ended tool(const std::vector<std::string>& words, Milliseconds limit = Milliseconds{60'000});
+
 /// True when mpirun is installed (Open MPI).
 bool has_mpirun();
 /// Runs all ranks under mpirun; the output of all ranks is in one text.

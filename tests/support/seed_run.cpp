@@ -3,19 +3,11 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <fstream>
-#include <sstream>
 
 #include "support/catch.h"
+#include "support/json.h"
 
 namespace pgpt::test {
-
-std::vector<std::string> program(const std::string& flags) {
-  std::vector<std::string> words{PGPT_PROGRAM};
-  std::istringstream in(flags);
-  for (std::string word; in >> word;) words.push_back(word);
-  return words;
-}
 
 std::filesystem::path scratch_folder(const std::string& name) {
   const auto path = std::filesystem::temp_directory_path() / ("pgpt_" + std::to_string(::getpid()) + "_" + name);
@@ -26,9 +18,7 @@ std::filesystem::path scratch_folder(const std::string& name) {
 
 std::vector<nlohmann::json> read_steps(const std::filesystem::path& metrics) {
   std::vector<nlohmann::json> result;
-  std::ifstream in(metrics);
-  for (std::string line; std::getline(in, line);) {
-    nlohmann::json object = nlohmann::json::parse(line);
+  for (nlohmann::json& object : read_json_lines(metrics)) {
     if (object["kind"] == "step") result.push_back(std::move(object));
   }
   return result;

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "support/text.h"
+
 /// The published comparison (README): its command, its figures, and the metrics files of our runs of it.
 namespace pgpt::test {
 
@@ -23,8 +25,6 @@ struct SeedTolerance {
   double early_losses, last_loss;
 };
 
-/// The program and its options as an argument vector.
-[[nodiscard]] std::vector<std::string> program(const std::string& flags);
 /// A fresh folder for one test; its name holds the process id.
 [[nodiscard]] std::filesystem::path scratch_folder(const std::string& name);
 /// The step objects of a metrics file.

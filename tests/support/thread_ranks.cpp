@@ -7,28 +7,6 @@
 
 namespace pgpt::test {
 
-std::vector<std::string> split_words(const std::string& text) {
-  std::vector<std::string> words;
-  std::string word;
-  bool quoted = false;
-  bool open = false;
-  for (const char c : text) {
-    if (c == '"') {
-      quoted = !quoted;
-      open = true;
-    } else if (c == ' ' && !quoted) {
-      if (open) words.push_back(word);
-      word.clear();
-      open = false;
-    } else {
-      word += c;
-      open = true;
-    }
-  }
-  if (open) words.push_back(word);
-  return words;
-}
-
 config::Config parse(const std::string& flags, int ranks) {
   config::ParseContext context;
   context.world_size = ranks;

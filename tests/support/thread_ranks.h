@@ -7,6 +7,7 @@
 
 #include "pgpt/config/config.h"
 #include "pgpt/training/trainer.h"
+#include "support/text.h"
 
 namespace pgpt::test {
 
@@ -26,8 +27,5 @@ std::vector<RankResult> run_ranks(const config::Config& config, int ranks,
 /// The same on worlds that the caller made, one a rank.
 std::vector<RankResult> run_ranks(const config::Config& config, std::vector<std::unique_ptr<comm::World>> worlds,
                                   const std::function<void(int rank, training::Trainer& trainer)>& body);
-
-/// Splits at blanks; double quotes keep words together.
-[[nodiscard]] std::vector<std::string> split_words(const std::string& text);
 
 }  // namespace pgpt::test

@@ -9,6 +9,9 @@
 // unless told otherwise.
 namespace pgpt::checkpoint {
 
+/// What to do about a damaged checkpoint, in the words of both programs.
+inline constexpr auto kAnotherCheckpoint = "; use another checkpoint (pretrain_gpt --ckpt-step N, gpt_tool --step N)";
+
 /// "iter_0000100".
 [[nodiscard]] std::string iteration_name(std::int64_t iteration);
 /// ROOT/latest_checkpointed_iteration.txt.

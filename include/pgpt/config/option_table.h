@@ -70,10 +70,10 @@ struct Option {
 [[nodiscard]] const Option* find_option(std::string_view name);
 /// The first row with this destination; null when there is none.
 [[nodiscard]] const Option* find_destination(std::string_view destination);
-/// The known option name with the smallest edit distance, empty when nothing is near enough to be meant.
-[[nodiscard]] std::string nearest_option(std::string_view name);
+/// The names that --help lists, those of refused options last: what a mistyped name may mean.
+[[nodiscard]] std::vector<std::string> listed_names();
 
-/// Converts one option's values strictly, as argparse does. Throws ConfigError with a usage line.
+/// Converts one option's values strictly, as argparse does. Throws ConfigError that begins with `name`.
 [[nodiscard]] Value convert_value(const Option& option, std::string_view name, const std::vector<std::string>& tokens);
 /// The value an option has when it is not given.
 [[nodiscard]] Value default_value(const Option& option);
@@ -84,9 +84,8 @@ struct Option {
 /// A plain integer n gives {n}; `is_list` tells which form it was. Throws ConfigError naming `option`.
 [[nodiscard]] std::vector<std::int64_t> evaluate_pattern(std::string_view option, std::string_view text, bool& is_list);
 
-/// An exit-2 error with the usage line before the message.
-[[noreturn]] void throw_usage_error(const std::string& message);
-
+/// The values of an option as --help shows them, e.g. INT, FLOAT ..., a|b; empty for a switch.
+[[nodiscard]] std::string placeholder(const Option& option);
 /// --help: every documented option, grouped.
 [[nodiscard]] std::string help_text();
 /// docs/options.md, generated from the table.

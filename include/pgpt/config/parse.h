@@ -41,7 +41,7 @@ struct ParsedCommand {
 };
 
 /// Reads, validates and derives everything that needs no device and no network. `arguments` lack the program name.
-/// Throws ConfigError (with a usage line for words that do not parse), DataError for unreadable --data-args-path files.
+/// Throws ConfigError, and DataError for unreadable files.
 /// For kRun it has called check_runnable() and checked the backend against the machine.
 [[nodiscard]] ParsedCommand parse_command_line(const std::vector<std::string>& arguments, const ParseContext& context);
 
