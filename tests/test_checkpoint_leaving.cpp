@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 
 #include "pgpt/checkpoint/directory.h"
 #include "pgpt/training/exit_signals.h"
@@ -139,4 +140,31 @@ TEST_CASE("a background save is published while training goes on, the last one b
   REQUIRE(checkpoint::read_tracker(save)->iteration == seen_at + 1);
   for (const std::int64_t iteration : {std::int64_t{2}, seen_at + 1})
     checkpoint::Checkpoint(test::iteration_path(save, iteration)).verify({});
+}
+
+TEST_CASE("a skipped iteration is saved and left at like any other, but not evaluated at", "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string save = folder.path("saved");
+  const auto saved = [&](std::int64_t iteration) {
+    return std::filesystem::exists(test::iteration_path(save, iteration));
+  };
+  (void)test::train("--train-iters 6 --iterations-to-skip 3 6 --save-interval 3 --save " + save, 1);
+  CHECK(saved(3));
+  CHECK(saved(6));
+  const test::Outcome left =
+      test::train("--iterations-to-skip 5 --exit-interval 5 --eval-interval 5 --eval-iters 1 --save " + save, 1);
+  CHECK(left.steps.back().iteration == 4);
+  CHECK(saved(5));
+  CHECK(left.evaluations.empty());
+}
+
+TEST_CASE("a loss that is not finite ends a run with a constant loss scale, and an evaluation", "[cpu][checkpoint]") {
+  // Weights this large overflow the first logits.
+  const test::Failure step = test::train_fails("--fp16 --loss-scale 128 --init-method-std 1e30 " + test::gtp(2), 2);
+  CHECK(step.code == 5);
+  CHECK(step.message.starts_with("iteration 1: the loss of rank"));
+  const test::Failure evaluation =
+      test::train_fails("--init-method-std 1e30 --skip-train --eval-iters 1 " + test::gtp(2), 2);
+  CHECK(evaluation.code == 5);
+  CHECK(evaluation.message.starts_with("the validation loss after iteration 0 is NaN or Inf"));
 }

@@ -370,6 +370,34 @@ TEST_CASE("the schedule is checked, kept or overridden", "[cpu][checkpoint]") {
   CHECK(changed - 1e-3 == Approx((stored - 1e-3) * 19.0 / 9.0).epsilon(1e-12));
 }
 
+TEST_CASE("other bounds of embedding and output layer are refused, other numbers of the update told",
+          "[cpu][checkpoint]") {
+  const test::ScratchFolder folder;
+  const std::string save = saved_run(folder, "--decoupled-lr 2e-2 ");
+  const std::string flags = "--bf16 " + kDropout + "--load " + save + " ";
+  // The stored schedule has no bounds of groups, so its option cannot bring them back either.
+  for (const std::string& winner : {std::string(), std::string("--use-checkpoint-opt-param-scheduler ")}) {
+    INFO(winner);
+    const test::Failure dropped = test::train_fails(flags + winner + test::gtp(2), 2);
+    CHECK(dropped.code == 2);
+    CHECK(contains(dropped.message, "--decoupled-lr: the command line gives None, the checkpoint has 0.02"));
+    CHECK(contains(test::train_fails(flags + winner + "--decoupled-lr 3e-2", 1).message,
+                   "--decoupled-lr: the command line gives 0.03, the checkpoint has 0.02"));
+  }
+  CHECK(test::train(flags + "--decoupled-lr 2e-2", 1).steps.back().iteration == 8);
+  CHECK(test::train(flags + "--override-opt-param-scheduler", 1).steps.back().iteration == 8);
+
+  const std::string same = flags + "--decoupled-lr 2e-2 ";
+  const std::string other = "WARNING: --adam-beta2 is 0.95, the checkpoint has 0.999: the command line's is used";
+  const std::string longer = "WARNING: this run is of 36 samples, that of the checkpoint of 32";
+  const Outcome plain = test::train(same, 1);
+  CHECK_FALSE(test::has_line(plain.lines, "WARNING: --adam"));
+  CHECK_FALSE(test::has_line(plain.lines, "WARNING: this run is of"));
+  CHECK(test::has_line(test::train(same + "--adam-beta2 0.95", 1).lines, other));
+  CHECK_FALSE(test::has_line(test::train(same + "--adam-beta2 0.95 --no-load-optim", 1).lines, other));
+  CHECK(test::has_line(test::train(same + "--train-iters 9 --override-opt-param-scheduler", 1).lines, longer));
+}
+
 TEST_CASE("a checkpoint of another model is refused with both values", "[cpu][checkpoint]") {
   const test::ScratchFolder folder;
   const std::string save = saved_run(folder);

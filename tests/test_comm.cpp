@@ -390,6 +390,15 @@ TEST_CASE("in a world of threads a collective that a rank never joins fails at t
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
 }
 
+TEST_CASE("what rank 0 shares reaches every rank, whatever the others hand in", "[cpu][dist]") {
+  const std::string text("zero\0byte", 9);
+  on_ranks(3, [&](World& world) {
+    expect(world.share("a", world.rank() == 0 ? text : "mine") == text, "another text");
+    expect(world.share("b", std::to_string(world.rank())) == "0", "keys are mixed up");
+  });
+  on_ranks(1, [&](World& world) { expect(world.share("a", text) == text, "alone"); });
+}
+
 TEST_CASE("more local ranks than GPUs with nccl is a configuration error that points to gloo", "[cpu]") {
   comm::LaunchEnvironment env;
   env.world_size = env.local_world_size = 2;

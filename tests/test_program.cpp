@@ -142,6 +142,19 @@ TEST_CASE("a missing corpus stops all ranks with one message", "[cpu][dist]") {
   CHECK_FALSE(contains(ranks[1].output, "error"));
 }
 
+TEST_CASE("ranks that were started with other options end before training, with both values", "[cpu][dist]") {
+  std::vector<std::string> command = {"/bin/sh", "-c", "exec \"$@\" --seed 123$RANK --data-cache-path cache$RANK",
+                                      "sh"};
+  for (const std::string& word : test::program(std::string(test::kSeedFlags))) command.push_back(word);
+  const auto ranks = test::run_ranks(2, command, kCpu, 30s);
+  INFO(test::describe(ranks));
+  CHECK(ranks[0].exit_code != 0);
+  CHECK(ranks[1].exit_code == 2);
+  // Places of files may differ, and are not named.
+  CHECK(contains(ranks[1].output, "rank 1 was started with other options than rank 0: --seed is 1231 and not 1230;"));
+  CHECK_FALSE(contains(ranks[0].output, "lm loss"));
+}
+
 TEST_CASE("a NaN in training stops every rank with exit code 5", "[cpu][dist]") {
   // A learning rate this large overflows the logits within a few steps.
   const auto ranks = test::run_ranks(

@@ -216,6 +216,8 @@ TEST_CASE("losses are summed in float32 and a negative or NaN mean is left out",
   recorder.log.report(step_report(12, kNan));
   CHECK(field(recorder.lines[3], "lm loss").empty());
   CHECK(field(recorder.lines[3], "grad norm") == "1.234");
+  REQUIRE(recorder.lines.size() == 5);
+  CHECK(recorder.lines[4].find("WARNING: the mean lm loss of the last 1 steps is NaN") == 0);
 }
 
 TEST_CASE("evaluation lines are framed by dashes one longer than the line", "[cpu][log]") {
@@ -234,6 +236,7 @@ TEST_CASE("evaluation lines are framed by dashes one longer than the line", "[cp
   r.suffix = "-0";
   CHECK(evaluation_lines(r)[1].find(" validation-0 loss at iteration 10 | ") == 0);
   CHECK(perplexity(1000) == std::exp(20.0));
+  CHECK(std::isnan(perplexity(kNan)));
   CHECK(evaluating_line(80) == "Evaluating on 80 samples");
   CHECK(evaluating_iteration_line(1, 10) == "Evaluating iter 1/10");
 }

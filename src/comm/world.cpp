@@ -125,6 +125,12 @@ void check_transport(const GroupOptions& options, BackendKind backend) {
              "--gtp-transport copy-engine needs --distributed-backend nccl, found gloo; use --gtp-transport nccl");
 }
 
+std::string share_through(c10d::Store& store, int rank, const std::string& key, const std::string& text) {
+  if (rank == 0) store.set("shared/" + key, std::vector<std::uint8_t>(text.begin(), text.end()));
+  const std::vector<std::uint8_t> first = store.get("shared/" + key);
+  return {first.begin(), first.end()};
+}
+
 /// Groups of one call with different members never meet: their first ranks differ.
 std::string group_prefix(const GroupRecord& record) { return concat("group/", record.id, "/", record.ranks.front()); }
 
@@ -192,6 +198,13 @@ class ProcessWorld final : public World {
     }
     groups_.push_back(open_gloo_group(setup, *device_));
     return options_.tensors_on_gpu ? make_staged_communicator(groups_.back()) : make_gloo_communicator(groups_.back());
+  }
+
+  std::string share(const std::string& key, const std::string& text) override {
+    if (env_.world_size == 1) return text;
+    const Watchdog::Section section(watchdog_.get(), nullptr, "start of the job", 0);
+    rendezvous_.main_store->setTimeout(kNever);
+    return share_through(*rendezvous_.main_store, env_.rank, key, text);
   }
 
   void set_timeout(milliseconds timeout) override { watchdog_->set_timeout(timeout); }
@@ -295,6 +308,10 @@ class ThreadWorld final : public World {
                      timeout_, false};
     groups_.push_back(open_gloo_group(setup, device_));
     return make_gloo_communicator(groups_.back());
+  }
+
+  std::string share(const std::string& key, const std::string& text) override {
+    return share_through(*store_, rank_, key, text);
   }
 
   void set_timeout(milliseconds timeout) override {

@@ -13,19 +13,19 @@ constexpr auto kFim = "fill-in-the-middle data are not implemented";
 Rows data_rows() {
   return {
       on("--mock-data", "Synthetic samples."),
-      text("--data-path", kNone,
-           "Prefix of .bin/.idx files; weight prefix pairs, or several prefixes, only in dry runs for now.")
+      place("--data-path",
+            "Prefix of .bin/.idx files; weight prefix pairs, or several prefixes, only in dry runs for now.")
           .any_number(),
       text("--split", kNone, "Weights of train,valid,test within --data-path; default 969, 30, 1."),
-      text("--train-data-path", kNone, "Training data, instead of --data-path; only in dry runs for now.").any_number(),
-      text("--valid-data-path", kNone, "Validation data.").any_number(),
-      text("--test-data-path", kNone, "Test data.").any_number(),
-      text("--data-args-path", kNone, "File that holds the words of --data-path."),
-      text("--per-split-data-args-path", kNone,
-           "JSON file with the data paths of train, valid and test; only in dry runs for now."),
+      place("--train-data-path", "Training data, instead of --data-path; only in dry runs for now.").any_number(),
+      place("--valid-data-path", "Validation data.").any_number(),
+      place("--test-data-path", "Test data.").any_number(),
+      place("--data-args-path", "File that holds the words of --data-path."),
+      place("--per-split-data-args-path",
+            "JSON file with the data paths of train, valid and test; only in dry runs for now."),
       text("--per-dataset-sequences-path", kNone, "JSON of sequence counts.")
           .no_effect("counts come from the .idx files"),
-      text("--data-cache-path", kNone, "Folder for index files."),
+      place("--data-cache-path", "Folder for index files."),
       off_pair("--no-mmap-bin-files", "Read .bin files instead of mapping them."),
       integer("--seq-length", kNone, "Tokens of a sample; required.").taken(Taken::kIfUnset),
       integer("--encoder-seq-length", kNone, "Older name of --seq-length; give only one of them."),
@@ -62,9 +62,9 @@ Rows data_rows() {
           "Tokenizer of the data; gives vocabulary size, end-of-document and pad ids. Default GPT2BPETokenizer.")
           .taken(Taken::kAlways)
           .refuse("MultimodalTokenizer|NullMultimodalTokenizer|SFTTokenizer", "only text pretraining data are read"),
-      text("--tokenizer-model", kNone, "File or folder of the tokenizer.").taken(Taken::kWithTokenizer),
-      text("--vocab-file", kNone, "vocab.json of GPT-2 BPE."),
-      text("--merge-file", kNone, "merges.txt of GPT-2 BPE."),
+      place("--tokenizer-model", "File or folder of the tokenizer.").taken(Taken::kWithTokenizer),
+      place("--vocab-file", "vocab.json of GPT-2 BPE."),
+      place("--merge-file", "merges.txt of GPT-2 BPE."),
       integer("--vocab-extra-ids", "0", "Additional sentinel tokens."),
       text("--tokenizer-metadata", kNone, "Tokenizer metadata.").no_effect(kText),
       text("--tokenizer-special-tokens", kNone, "Additional special tokens.")

@@ -15,8 +15,8 @@ constexpr auto kWriter = "how checkpoint writing is spread is decided by this pr
 
 Rows checkpoint_rows() {
   return {
-      text("--save", kNone, "Folder for checkpoints."),
-      text("--load", kNone, "Folder to continue from."),
+      place("--save", "Folder for checkpoints."),
+      place("--load", "Folder to continue from."),
       integer("--save-interval", kNone, "Save every n iterations; required with --save.")
           .alias("--persistent-save-interval"),
       integer("--save-retain-interval", kNone, "Keep multiples of this iteration and delete others."),
@@ -26,7 +26,7 @@ Rows checkpoint_rows() {
       on("--no-load-optim", "Do not load optimizer and schedule.").default_none(),
       on("--no-load-rng", "Do not load random states.").default_none(),
       on("--finetune", "Load weights only and start at iteration 0."),
-      text("--pretrained-checkpoint", kNone, "Weights to start from when --load holds nothing; implies --finetune."),
+      place("--pretrained-checkpoint", "Weights to start from when --load holds nothing; implies --finetune."),
       on("--exit-on-missing-checkpoint", "Stop with status 1 when there is nothing to load."),
       on("--use-checkpoint-args", "Take model options from the checkpoint."),
       on("--use-mp-args-from-checkpoint-args", "Take parallel sizes from the checkpoint too."),
@@ -61,7 +61,7 @@ Rows checkpoint_rows() {
       integer("--non-persistent-save-interval", kNone, "Save a temporary checkpoint every n iterations."),
       choice("--non-persistent-ckpt-type", kNone, "global|local|in_memory", "Kind of temporary checkpoint.")
           .refuse("local|in_memory", kLocal),
-      text("--non-persistent-global-ckpt-dir", kNone, "Folder of temporary checkpoints."),
+      place("--non-persistent-global-ckpt-dir", "Folder of temporary checkpoints."),
       text("--non-persistent-local-ckpt-dir", kNone, "Local folder.").refused(kLocal),
       choice("--non-persistent-local-ckpt-algo", "fully_parallel", "fully_parallel|atomic", "Local checkpoints.")
           .refused(kLocal),
@@ -103,7 +103,7 @@ Rows logging_rows() {
       choice("--timing-log-level", "0", "0|1|2", "How many timers are logged."),
       choice("--timing-log-option", "minmax", "max|minmax|all", "How timers are logged."),
       off_pair("--no-barrier-with-level-1-timing", "No barrier before timers.").no_effect("timers never add barriers"),
-      text("--tensorboard-dir", kNone, "Folder for TensorBoard events."),
+      place("--tensorboard-dir", "Folder for TensorBoard events."),
       integer("--tensorboard-log-interval", "1", "Iterations between events."),
       integer("--tensorboard-queue-size", "1000", "Waiting events.").no_effect("events are written at once"),
       on("--log-timers-to-tensorboard", "Timers as events."),
@@ -164,8 +164,8 @@ Rows own_rows() {
              "What a line's loss covers: since the last line, or as the reference (its second line is a mean of two).")
           .own(),
       choice("--kernels", "fast", "fast|reference", "GPU kernels of this program, or operation by operation.").own(),
-      text("--gemm-algorithms", kNone,
-           "File of tuned cuBLASLt algorithms for matrix products on GPUs; shapes it lacks are timed and added.")
+      place("--gemm-algorithms",
+            "File of tuned cuBLASLt algorithms for matrix products on GPUs; shapes it lacks are timed and added.")
           .own(),
       real("--gemm-tuning-ms", kNone,
            "Milliseconds that an algorithm runs at a stretch while it is timed (0.2); 50 or more let the clock settle, "
@@ -174,13 +174,13 @@ Rows own_rows() {
       integer("--logits-chunks", "1",
               "Parts of a micro-batch's tokens whose logits exist at once; more need less memory.")
           .own(),
-      text("--metrics-file", kNone, "File for one JSON object a step.").own(),
+      place("--metrics-file", "File for one JSON object a step.").own(),
       on("--log-progress-line", "Print time left and tokens/s; default only on a terminal.").default_none().own(),
       off("--no-log-progress-line", "Never print that line.").default_none().own(),
-      text("--evidence-dir", kNone, "Folder for tensors of the run.").own(),
+      place("--evidence-dir", "Folder for tensors of the run.").own(),
       integer("--evidence-iterations", kNone, "Iterations whose tensors are written; default all.").list().own(),
       text("--evidence-content", kNone, "Kinds of tensors to write; default all.").list().own(),
-      text("--load-hf", kNone, "Folder of a Hugging Face model to start from.").own(),
+      place("--load-hf", "Folder of a Hugging Face model to start from.").own(),
   };
 }
 

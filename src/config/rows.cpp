@@ -146,6 +146,12 @@ Row real(std::string_view name, std::optional<std::string> default_text, std::st
 Row text(std::string_view name, std::optional<std::string> default_text, std::string_view help) {
   return {OptionType::kText, name, std::move(default_text), help};
 }
+
+Row place(std::string_view name, std::string_view help) {
+  Row row = text(name, kNone, help);
+  row.option_.place = true;
+  return row;
+}
 Row pattern(std::string_view name, std::optional<std::string> default_text, std::string_view help) {
   return {OptionType::kPattern, name, std::move(default_text), help};
 }

@@ -39,6 +39,7 @@ class Row {
   Row&& mark(std::string_view choices, Status status, std::string_view note);
   friend Row choice(std::string_view, std::optional<std::string>, std::string_view, std::string_view);
   friend Row off(std::string_view, std::string_view);
+  friend Row place(std::string_view, std::string_view);
   Option option_;
 };
 
@@ -52,6 +53,8 @@ Row off_pair(std::string_view name, std::string_view help);
 Row integer(std::string_view name, std::optional<std::string> default_text, std::string_view help);
 Row real(std::string_view name, std::optional<std::string> default_text, std::string_view help);
 Row text(std::string_view name, std::optional<std::string> default_text, std::string_view help);
+/// A file or folder, which may be another one on every rank.
+Row place(std::string_view name, std::string_view help);
 Row pattern(std::string_view name, std::optional<std::string> default_text, std::string_view help);
 /// `choices` are separated by '|'.
 Row choice(std::string_view name, std::optional<std::string> default_text, std::string_view choices,

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "pgpt/base/error.h"
+#include "pgpt/config/option_table.h"
 #include "pgpt/training/library_errors.h"
 
 namespace pgpt::training {
@@ -65,6 +67,28 @@ std::vector<std::string> gather_texts(comm::Communicator& all, at::Device device
     texts.emplace_back(row + sizeof size, static_cast<std::size_t>(size));
   }
   return texts;
+}
+
+void check_same_options(const config::Config& config, comm::World& world) {
+  nlohmann::json mine = nlohmann::json::object();
+  for (const auto& [name, value] : config.arguments) {
+    const config::Option* option = config::find_destination(name);
+    if (name != "local_rank" && (option == nullptr || !option->place)) mine[name] = value;
+  }
+  const nlohmann::json first = nlohmann::json::parse(world.share("options", mine.dump()));
+  if (first == mine) return;
+  // All of them, since one option changes others that were not given.
+  std::string differences;
+  for (const auto& [name, value] : mine.items()) {
+    const std::string theirs = first.value(name, std::string("unknown"));
+    if (value == theirs) continue;
+    const config::Option* option = config::find_destination(name);
+    differences += concat(differences.empty() ? "" : ", ", option == nullptr ? name : option->names.front(), " is ",
+                          value.get<std::string>(), " and not ", theirs);
+  }
+  throw ConfigError(concat("rank ", world.rank(), " was started with other options than rank 0: ",
+                           differences.empty() ? "it knows fewer" : differences,
+                           "; give all ranks the same program and options"));
 }
 
 }  // namespace pgpt::training

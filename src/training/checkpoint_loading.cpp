@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -153,6 +154,51 @@ void Checkpointer::load_tensors(const checkpoint::Checkpoint& checkpoint, bool w
   checkpoint.load(targets, !with_optimizer, io_options());
 }
 
+void Checkpointer::check_update_options(const checkpoint::Manifest& manifest) const {
+  const config::OptimizerConfig& o = config_.optimizer;
+  const auto differs = [&](const char* destination) -> std::optional<std::pair<std::string, std::string>> {
+    const auto stored = manifest.arguments.find(destination);
+    const std::string* mine = find_argument(config_, destination);
+    if (stored == manifest.arguments.end() || mine == nullptr || stored->second == *mine) return std::nullopt;
+    return std::pair{*mine, stored->second};
+  };
+  // Bounds of a parameter group belong to the schedule, but its stored state has only the default ones.
+  for (const char* destination : {"decoupled_lr", "decoupled_min_lr"}) {
+    const auto values = differs(destination);
+    PGPT_CHECK(ConfigError, !values || o.override_opt_param_scheduler,
+               config::find_destination(destination)->names.front(), ": the command line gives ", values->first,
+               ", the checkpoint has ", values->second,
+               "; give the same value, or --override-opt-param-scheduler to keep the command line's");
+  }
+  const std::vector<const char*> update = o.kind == config::OptimizerKind::kAdam
+                                              ? std::vector<const char*>{"adam_beta1", "adam_beta2", "adam_eps"}
+                                              : std::vector<const char*>{"sgd_momentum"};
+  for (const char* destination : update) {
+    if (const auto values = differs(destination)) {
+      print_first(concat("WARNING: ", config::find_destination(destination)->names.front(), " is ", values->first,
+                         ", the checkpoint has ", values->second, ": the command line's is used"));
+    }
+  }
+}
+
+void Checkpointer::warn_of_other_length(const checkpoint::Manifest& manifest) const {
+  const auto stored = [&](const char* destination) -> std::int64_t {
+    const auto found = manifest.arguments.find(destination);
+    std::int64_t value = 0;
+    if (found == manifest.arguments.end()) return 0;
+    const std::string& text = found->second;
+    return std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc() ? value : 0;  // or None
+  };
+  const config::TrainingConfig& t = config_.training;
+  const std::int64_t mine = t.train_samples > 0 ? t.train_samples : t.train_iters * t.global_batch_size;
+  const std::int64_t theirs =
+      stored("train_samples") > 0 ? stored("train_samples") : stored("train_iters") * stored("global_batch_size");
+  if (theirs == 0 || mine == theirs || t.skip_train || config_.data.mock) return;
+  print_first(concat("WARNING: this run is of ", mine, " samples, that of the checkpoint of ", theirs,
+                     ": if either needs more than one epoch of the data, the order of samples is another one and "
+                     "some come again"));
+}
+
 void Checkpointer::restore_optimizer(const checkpoint::RunState& state, const std::string& directory) {
   PGPT_CHECK(DataError, !state.optimizer.empty(), "the checkpoint ", directory,
              " holds no optimizer state (it was saved with --no-save-optim); load "
@@ -219,7 +265,11 @@ std::optional<RunPosition> Checkpointer::load() {
                "; it was renamed");
     check_arguments(manifest, source->directory, finetune);
     if (with_optimizer) check_precision(manifest, source->directory);
-    if (with_optimizer) restore_optimizer(state, source->directory);
+    if (with_optimizer) {
+      restore_optimizer(state, source->directory);
+      check_update_options(manifest);
+    }
+    if (!weights_only) warn_of_other_length(manifest);
     load_tensors(checkpoint, with_optimizer);
     if (!with_optimizer && !c.load_main_params) state_.optimizer.reset_masters();
     if (!weights_only && c.load_rng) restore_random(manifest);

@@ -12,6 +12,7 @@
 #include "pgpt/comm/world.h"
 #include "pgpt/config/parse.h"
 #include "pgpt/data/tokenizer.h"
+#include "pgpt/training/agreement.h"
 #include "pgpt/training/device.h"
 #include "pgpt/training/exit_signals.h"
 #include "pgpt/training/library_errors.h"
@@ -64,6 +65,7 @@ void run(const config::Config& config, const comm::LaunchEnvironment& environmen
   if (first) log::line("> initializing torch distributed ...");
   world = comm::World::connect(environment, world_options(config, device));
   world->end_on_signals();
+  check_same_options(config, *world);
   // After the above, which would end the job at once on the same signal.
   std::optional<ExitSignals> exit_signals;
   if (config.training.exit_signal_handler) exit_signals.emplace(config.training);

@@ -312,7 +312,8 @@ const StepReport& Trainer::finish_step() {
   const double* results = launched.results.wait().const_data_ptr<double>();
   report_ = std::move(launched.report);
   const StepLoss loss = read_totals(results);
-  if (config_.training.check_for_nan && !optimizer_->loss_scaler().enabled()) {
+  // Dynamic loss scales turn the check off; a constant one cannot answer to a loss that stays bad.
+  if (config_.training.check_for_nan) {
     stop_on_non_finite_loss(report_.iteration, results[kLocalLoss], loss.loss);
   }
   if (!launched.overflowed) report_.grad_norm = results[kGradNorm];

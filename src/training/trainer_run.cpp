@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "pgpt/base/error.h"
@@ -64,10 +65,18 @@ void Trainer::evaluate_and_report(data::Split split, bool final) {
   gemm_tuning_.save();
   timers_.stop("evaluate");
   if (result) {
+    const char* set = split == data::Split::kValid ? "validation" : "test";
+    if (config_.training.check_for_nan && !std::isfinite(result->loss)) {
+      throw AgreedError(ExitCode::kNonFinite,
+                        concat("the ", set, " loss after iteration ", iteration_,
+                               " is NaN or Inf. Load an earlier checkpoint, lower --lr, look at the ", set,
+                               " data, or pass --no-check-for-nan-in-loss-and-grad to go on"),
+                        world_.rank() == 0);
+    }
     EvaluationReport report;
     report.iteration = iteration_;
     report.consumed_samples = consumed_samples_;
-    report.set = split == data::Split::kValid ? "validation" : "test";
+    report.set = set;
     report.losses = {{"lm loss", static_cast<float>(result->loss)}};
     report.final = final;
     reporter_->evaluation(report);
@@ -182,12 +191,12 @@ void Trainer::run() {
       if (std::find(training.iterations_to_skip.begin(), training.iterations_to_skip.end(), iteration_ + 1) !=
           training.iterations_to_skip.end()) {
         skip_iteration();
-        continue;
+      } else {
+        launch_step();
+        gemm_tuning_.save();
+        finish_steps(may_run_ahead() ? 1 : 0);
+        if (evaluation_due()) evaluate_and_report(data::Split::kValid, false);
       }
-      launch_step();
-      gemm_tuning_.save();
-      finish_steps(may_run_ahead() ? 1 : 0);
-      if (evaluation_due()) evaluate_and_report(data::Split::kValid, false);
       if (save_or_leave()) {
         checkpointer_->finish();
         return;

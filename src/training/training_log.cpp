@@ -119,11 +119,16 @@ std::optional<PrintedLine> TrainingLog::report(const StepReport& step) {
       config::tflops_per_gpu(step.flops, printed.elapsed_ms_per_iteration / 1000.0, options_.world_size);
   printed.line = format(step, printed.elapsed_ms_per_iteration, printed.tflops_per_gpu);
   sink_(printed.line);
+  for (const auto& [key, sum] : loss_sums_) {
+    if (!std::isnan(sum)) continue;
+    sink_(concat("WARNING: the mean ", key, " of the last ", advanced_, " steps is NaN, so the line has none; weights ",
+                 "were changed by such steps (--no-check-for-nan-in-loss-and-grad)"));
+  }
   if (!first || options_.loss_window == config::LossWindow::kStep) reset();
   return printed;
 }
 
-double perplexity(double loss) { return std::exp(std::min(20.0, loss)); }
+double perplexity(double loss) { return std::isnan(loss) ? loss : std::exp(std::min(20.0, loss)); }
 
 std::vector<std::string> evaluation_lines(const EvaluationReport& report) {
   std::string line = " validation" + report.suffix + text(" loss at iteration %" PRId64, report.iteration);

@@ -74,6 +74,7 @@ class CountingWorld final : public comm::World {
   void announce_failure(const std::string& reason) noexcept override { inner_->announce_failure(reason); }
   void end_on_signals() override { inner_->end_on_signals(); }
   void shutdown() override { inner_->shutdown(); }
+  std::string share(const std::string& key, const std::string& text) override { return inner_->share(key, text); }
 
  private:
   std::unique_ptr<comm::World> inner_;

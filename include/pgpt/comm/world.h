@@ -82,6 +82,8 @@ class World {
   /// Orderly end: waits for outstanding work and for all ranks, then closes all groups in creation order, then the
   /// store.
   virtual void shutdown() = 0;
+  /// Rank 0's text, on every rank. Every rank calls it with the same key, once. It needs no group.
+  virtual std::string share(const std::string& key, const std::string& text) = 0;
 };
 
 }  // namespace pgpt::comm

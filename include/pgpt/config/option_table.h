@@ -58,6 +58,7 @@ struct Option {
   bool architecture = false;    ///< decides what stored tensors mean: a run that loads them must have the same
   bool imported = false;        ///< known of checkpoints that were converted from other programs' models
   Taken taken = Taken::kNever;  ///< from a checkpoint
+  bool place = false;           ///< a file or folder, which may be another one on every rank
   bool action = false;  ///< selects what the program does; not part of the configuration (--help, --config, ...)
 
   [[nodiscard]] bool is_family() const { return names.front().find('*') != std::string::npos; }

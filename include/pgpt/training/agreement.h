@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "pgpt/comm/communicator.h"
+#include "pgpt/comm/world.h"
+#include "pgpt/config/config.h"
 
 // Small collectives over all ranks that keep control flow and failures the same everywhere.
 namespace pgpt::training {
@@ -23,5 +25,9 @@ void together(comm::Communicator& all, at::Device device, const std::function<vo
 /// Every rank's text, by rank.
 [[nodiscard]] std::vector<std::string> gather_texts(comm::Communicator& all, at::Device device,
                                                     const std::string& text);
+
+/// Compares this rank's options with rank 0's; throws ConfigError with both values of those that differ. Places of
+/// files may differ.
+void check_same_options(const config::Config& config, comm::World& world);
 
 }  // namespace pgpt::training

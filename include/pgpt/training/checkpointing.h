@@ -97,6 +97,10 @@ class Checkpointer {
   void check_arguments(const checkpoint::Manifest& manifest, const std::string& directory, bool finetune) const;
   void check_precision(const checkpoint::Manifest& manifest, const std::string& directory) const;
   void load_tensors(const checkpoint::Checkpoint& checkpoint, bool with_optimizer);
+  /// Options of the update that no stored state holds: refuses other group bounds, warns of other Adam or SGD numbers.
+  void check_update_options(const checkpoint::Manifest& manifest) const;
+  /// Warns when the order of the data may differ from that of the run that saved.
+  void warn_of_other_length(const checkpoint::Manifest& manifest) const;
   void restore_optimizer(const checkpoint::RunState& state, const std::string& directory);
   void restore_random(const checkpoint::Manifest& manifest);
   /// Model weights, optimizer state, and with `padding` the padding rows as tensors of their own.
