@@ -1,5 +1,6 @@
 // Every rule across options has a case here: the command, and what its one line of explanation must say.
 
+#include "pgpt/config/estimate.h"
 #include "support/catch.h"
 #include "test_config_support.h"
 
@@ -127,6 +128,12 @@ TEST_CASE("batches and lengths are checked", "[cpu][config]") {
           {"--override-opt-param-scheduler --use-checkpoint-opt-param-scheduler", "exclude each other"},
           {"--bf16 --fp16", "--bf16 and --fp16 exclude each other"},
           {"--loss-scale 0", "--loss-scale is 0"},
+          {"--loss-scale inf", "--loss-scale is inf; it must be above 0 and finite"},
+          {"--initial-loss-scale inf", "both must be finite"},
+          {"--decoupled-lr inf", "--decoupled-lr is inf; it must be finite"},
+          {"--weight-decay inf", "--weight-decay is inf; it must not be negative or infinite"},
+          {"--init-method-std inf", "must be finite and must not be negative, found inf"},
+          {"--mtp-num-layers 1", "--mtp-num-layers 1 needs --position-embedding-type rope or none"},
           {"--loss-scale-window 0", "--loss-scale-window is 0; it must be at least 1"},
           {"--hysteresis 0", "--hysteresis is 0; it must be at least 1"},
           {"--initial-loss-scale 0.5", "must not be below --min-loss-scale"},
@@ -301,6 +308,32 @@ TEST_CASE("pipeline options must fit together", "[cpu][config]") {
       });
 }
 
+TEST_CASE("micro-batches must fill the groups of virtual pipeline stages", "[cpu][config]") {
+  // P <= N <= M, and M mod N is 0 or at least P (spec/training.md 8), here with P = 2.
+  struct Case {
+    std::int64_t group, microbatches;  ///< N, M
+    bool fits;
+  };
+  const Case cases[] = {{2, 1, false}, {2, 2, true}, {2, 3, false}, {2, 4, true}, {3, 3, true},
+                        {3, 4, false}, {3, 5, true}, {5, 4, false}, {4, 6, true}, {4, 5, false}};
+  const std::string stages = kTiny +
+                             "--micro-batch-size 1 --pipeline-model-parallel-size 2 "
+                             "--num-virtual-stages-per-pipeline-rank 2 ";
+  for (const Case& c : cases) {
+    INFO(c.group << " " << c.microbatches);
+    const std::string command =
+        pgpt::concat(stages, "--global-batch-size ", c.microbatches,
+                     " --microbatch-group-size-per-virtual-pipeline-stage ", c.group, " --dry-run");
+    CHECK(error_of(command, 2).empty() == c.fits);
+    if (!c.fits) CHECK(contains(error_of(command, 2), pgpt::concat("in groups of ", c.group)));
+  }
+  CHECK(contains(
+      error_of(kTinyModel + "--lr 1e-3 --micro-batch-size 1 --train-samples 100 --pipeline-model-parallel-size 2 "
+                            "--num-virtual-stages-per-pipeline-rank 2 --step-batch-size-schedule 0:2,64:5 --dry-run",
+               2),
+      "a global batch of 5"));
+}
+
 TEST_CASE("expert options must fit together", "[cpu][config]") {
   check_all(
       kTiny + "--global-batch-size 48 ",
@@ -321,7 +354,15 @@ TEST_CASE("expert options must fit together", "[cpu][config]") {
            "--moe-shared-expert-overlap needs --moe-token-dispatcher-type"},
           {"--num-experts 4 --tensor-model-parallel-size 2 --moe-ffn-hidden-size 33",
            "--moe-ffn-hidden-size 33 is not divisible", 2},
+          {"--num-experts 4 --disable-bias-linear --tensor-model-parallel-size 2",
+           "--num-experts 4 with --tensor-model-parallel-size 2 needs --sequence-parallel to train", 2},
+          {"--num-experts 4 --expert-tensor-parallel-size 2",
+           "experts with biases need an expert tensor parallel size of 1, found 2", 2},
       });
+  const std::string experts = kTiny + "--num-experts 4 --tensor-model-parallel-size 2 ";
+  CHECK(config_of(experts + "--disable-bias-linear --sequence-parallel", 2).moe);
+  CHECK(config_of(experts + "--expert-tensor-parallel-size 1 --sequence-parallel", 2).moe);
+  CHECK(config_of(experts + "--disable-bias-linear --skip-train", 2).moe);  // only training needs it
 }
 
 TEST_CASE("checkpoint options must fit together", "[cpu][config]") {
@@ -412,7 +453,7 @@ TEST_CASE("a vocabulary is asked for in the words of the flags", "[cpu][config]"
 TEST_CASE("sequence parallelism is dropped without tensor parallelism, with a warning", "[cpu][config]") {
   const Config c = config_of(kTiny + "--sequence-parallel");
   CHECK_FALSE(c.parallel.sequence_parallel);
-  CHECK(contains(format_arguments(c), "  sequence_parallel .............................. False\n"));
+  CHECK(contains(format_arguments(c), "  sequence_parallel ............................... False\n"));
   CHECK(std::count(c.notices.begin(), c.notices.end(),
                    "WARNING: --sequence-parallel is switched off because --tensor-model-parallel-size is 1") == 1);
   CHECK(config_of(kTiny + "--sequence-parallel --tensor-model-parallel-size 2", 2).parallel.sequence_parallel);
@@ -442,6 +483,17 @@ TEST_CASE("half precision turns on what belongs to it", "[cpu][config]") {
   CHECK(half.training.params_dtype == Dtype::kFloat16);
   CHECK_FALSE(half.training.check_for_nan);
   CHECK(config_of(kTiny + "--fp16 --loss-scale 128").training.check_for_nan);
+  // Bytes of a main gradient: float32, or the parameter type on request.
+  const auto gradient_bytes = [](const std::string& options) {
+    const RankEstimate rank = estimate(config_of(kTiny + options)).stages.front();
+    return rank.gradient_bytes / rank.parameters;
+  };
+  CHECK(gradient_bytes("--fp16") == 4);
+  CHECK(gradient_bytes("--bf16") == 4);
+  CHECK(gradient_bytes("") == 4);
+  CHECK(gradient_bytes("--fp16 --grad-reduce-in-bf16") == 2);
+  CHECK(gradient_bytes("--bf16 --grad-reduce-in-bf16") == 2);
+  CHECK(gradient_bytes("--grad-reduce-in-bf16") == 4);
   CHECK(config_of(kTiny + "--bf16 --grad-reduce-in-bf16").training.accumulate_allreduce_grads_in_fp32 == false);
   CHECK(config_of(kTiny + "--bf16 --output-logit-dtype bf16").training.params_dtype == Dtype::kBFloat16);
   CHECK(config_of(kTiny).notices.back().starts_with(" > padded vocab"));

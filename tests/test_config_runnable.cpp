@@ -13,7 +13,7 @@ TEST_CASE("what cannot run yet is refused after validation, and dry runs go on",
       {"--context-parallel-size 2", "--context-parallel-size 2 is not available yet", 2},
       {"--num-experts 2", "--num-experts 2 is not available yet", 1},
       {"--expert-tensor-parallel-num-weight-shards 2", "expert parallelism", 2},
-      {"--mtp-num-layers 1", "--mtp-num-layers 1 is not available yet", 1},
+      {"--mtp-num-layers 1 --position-embedding-type rope", "--mtp-num-layers 1 is not available yet", 1},
       {"--use-distributed-optimizer", "--use-distributed-optimizer with data parallel size 2 is not available yet", 2},
       {"--use-mp-args-from-checkpoint-args", "--use-mp-args-from-checkpoint-args is not available yet", 1},
       {"--logits-chunks 2 --evidence-dir D", "never exist as a whole; remove one of the two", 1},
@@ -67,7 +67,7 @@ TEST_CASE("the backend is chosen and checked against the machine", "[cpu][config
                  "--distributed-backend nccl needs a GPU, but none is visible"));
   CHECK(contains(error("", true, 1, 2), "2 local ranks see 1; start fewer ranks, or use --distributed-backend gloo"));
   CHECK(contains(with("--distributed-backend gloo", true, 1, 2).notices.back(), "2 local ranks share 1 GPU(s)"));
-  CHECK(contains(format_arguments(with("", false, 0, 1)), "  distributed_backend ............................ gloo\n"));
+  CHECK(contains(format_arguments(with("", false, 0, 1)), "  distributed_backend ............................. gloo\n"));
   const std::string copies = "--gtp-transport copy-engine ";
   const std::string shards = "--tensor-parallel-num-weight-shards 2 ";
   CHECK(with(copies + shards, true, 2, 2).parallel.gtp_transport == GtpTransport::kCopyEngine);

@@ -354,20 +354,9 @@ TEST_CASE("start-up lines have the reference's form", "[cpu][log]") {
         "[before the start of training step] datetime: 2025-01-01 00:00:00.000000 ");
   pgpt::config::ParallelConfig p;
   p.world_size = 2, p.gtp = 2;
-  CHECK(world_size_line(p) ==
-        "using world size: 2, data-parallel size: 1, context-parallel size: 1, hierarchical context-parallel sizes: "
-        "None, "
-        "tensor-model-parallel size: 1, pipeline-model-parallel size: 1");
   CHECK(parallel_size_lines(p) == Lines{"> initialized tensor model parallel with size 1",
                                         "> initialized gtp weight remat with size 2",
                                         "> initialized pipeline model parallel with size 1"});
-  const Lines dump = argument_lines({{"bf16", "True"}, {std::string(50, 'x'), "1"}});
-  REQUIRE(dump.size() == 4);
-  CHECK(dump[0] == "------------------------ arguments ------------------------");
-  CHECK(dump[1] == "  bf16 ............................................ True");
-  CHECK(dump[2] == "  " + std::string(50, 'x') + "  1");
-  CHECK(dump[3] == "-------------------- end of arguments ---------------------");
-  CHECK(padded_vocab_line(50257, 50304) == " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)");
   CHECK(parameters_line(0, 1, 0, 156928) ==
         " > number of parameters on (tensor, gtp_remat, pipeline) model parallel rank (0, 1, 0): 156928");
   CHECK(seed_line(1234) == "> setting random seeds to 1234 ...");

@@ -62,6 +62,7 @@ void derive_all(Derivation& d) {
   derive_batches(d);
   derive_pipeline(d);
   derive_overlap(d);
+  check_microbatches(d);
   derive_precision(d);
   derive_run_length(d);
   derive_model_sizes(d);
@@ -94,7 +95,7 @@ std::string format_arguments(const Config& config) {
   constexpr std::size_t kWidth = 48;
   std::string out = "------------------------ arguments ------------------------\n";
   for (const auto& [name, value] : config.arguments) {
-    const std::size_t dots = name.size() + 1 < kWidth ? kWidth - name.size() - 1 : 0;
+    const std::size_t dots = name.size() < kWidth ? kWidth - name.size() : 0;
     out += "  " + name + " " + std::string(dots, '.') + " " + value + "\n";
   }
   return out + "-------------------- end of arguments ---------------------";

@@ -37,6 +37,7 @@ void derive_pipeline(Derivation& d);         // 11, 12
 void derive_overlap(Derivation& d);          // 13
 void derive_precision(Derivation& d);        // 14
 void derive_run_length(Derivation& d);       // 15, 16
+void check_microbatches(Derivation& d);      // spec/training.md 6.1 and 8, once batches and stages are known
 void derive_model_sizes(Derivation& d);      // 17, 18, 19
 void derive_intervals(Derivation& d);        // 20
 void derive_weight_decay(Derivation& d);     // 21

@@ -101,6 +101,9 @@ void derive_data(Derivation& d) {
   PGPT_CHECK(ConfigError, data.num_workers >= 0, "--num-workers is ", data.num_workers, "; it must not be negative");
   (void)d.positive("num_dataset_builder_threads");
   data.reset_position_ids = v.flag("reset_position_ids");
+  if (d.config.model.position_embedding != PositionEmbedding::kLearnedAbsolute) {
+    d.warn_unused("reset_position_ids", "--position-embedding-type learned_absolute");
+  }
   data.reset_attention_mask = v.flag("reset_attention_mask");
   data.eod_mask_loss = v.flag("eod_mask_loss");
   data.inter_document_masking = v.flag("dataloader_inter_document_masking");
@@ -207,6 +210,19 @@ void derive_checkpoint(Derivation& d) {
   c.load = v.text("load");
   c.load_hf = v.text("load_hf");
   c.pretrained = v.text("pretrained_checkpoint");
+  if (c.load.empty()) {
+    for (const char* name : {"ckpt_step", "override_ckpt_iteration"}) d.warn_unused(name, "--load");
+    if (c.pretrained.empty()) {
+      for (const char* name : {"exit_on_missing_checkpoint", "no_load_optim", "no_load_rng", "finetune"})
+        d.warn_unused(name, "--load");
+    }
+  }
+  if (c.save.empty()) {
+    for (const char* name : {"save_interval", "no_save_optim", "no_save_rng"}) {
+      const bool elsewhere = v.is_set("non_persistent_save_interval") && name != std::string_view("save_interval");
+      if (!elsewhere) d.warn_unused(name, "--save");
+    }
+  }
   PGPT_CHECK(ConfigError, c.load_hf.empty() || (c.load.empty() && c.pretrained.empty()),
              "--load-hf excludes --load and --pretrained-checkpoint; give one");
   c.step = d.maybe_positive("ckpt_step");
@@ -248,6 +264,8 @@ void derive_checkpoint(Derivation& d) {
              "--non-persistent-save-interval needs --non-persistent-ckpt-type global");
   PGPT_CHECK(ConfigError, c.non_persistent_interval == 0 || !c.save.empty() || !c.non_persistent_dir.empty(),
              "--non-persistent-save-interval needs --save or --non-persistent-global-ckpt-dir");
+  if (!c.non_persistent) d.warn_unused("non_persistent_global_ckpt_dir", "--non-persistent-ckpt-type global");
+  if (c.async_save && c.save.empty() && c.non_persistent_interval == 0) d.warn_unused("async_save", "--save");
   if (d.config.training.skip_train && c.load_optimizer) {
     c.load_optimizer = false;
     v.derive("no_load_optim", true);

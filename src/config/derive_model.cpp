@@ -63,6 +63,7 @@ void derive_model_sizes(Derivation& d) {
              m.max_position_embeddings, " is below --seq-length ", m.seq_length, "; raise it");
   m.mtp_num_layers = d.maybe_positive("mtp_num_layers").value_or(0);
   m.mtp_loss_scaling_factor = v.real("mtp_loss_scaling_factor");
+  if (m.mtp_num_layers == 0) d.warn_unused("mtp_loss_scaling_factor", "--mtp-num-layers");
 }
 
 namespace {
@@ -104,6 +105,8 @@ void derive_positions(Derivation& d) {
   PGPT_CHECK(ConfigError, v.flag("add_position_embedding") || m.has_rope(),
              "--no-position-embedding needs --position-embedding-type rope; for no positions at all use "
              "--position-embedding-type none");
+  PGPT_CHECK(ConfigError, m.mtp_num_layers == 0 || m.position_embedding != PositionEmbedding::kLearnedAbsolute,
+             "--mtp-num-layers ", m.mtp_num_layers, " needs --position-embedding-type rope or none, found ", kind);
   m.rotary_base = d.positive("rotary_base");
   m.rotary_percent = v.real("rotary_percent");
   m.rotary_interleaved = v.flag("rotary_interleaved");
@@ -177,11 +180,17 @@ void derive_model_kind(Derivation& d) {
   m.cross_entropy_loss_fusion = v.flag("cross_entropy_loss_fusion");
   m.init_method_std = v.real("init_method_std");
   m.embedding_init_method_std = v.maybe_real("embedding_init_method_std").value_or(m.init_method_std);
-  PGPT_CHECK(ConfigError, m.init_method_std >= 0 && m.embedding_init_method_std >= 0,
-             "--init-method-std and --embedding-init-method-std must not be negative, found ", m.init_method_std,
-             " and ", m.embedding_init_method_std);
+  PGPT_CHECK(ConfigError,
+             m.init_method_std >= 0 && m.embedding_init_method_std >= 0 && std::isfinite(m.init_method_std) &&
+                 std::isfinite(m.embedding_init_method_std),
+             "--init-method-std and --embedding-init-method-std must be finite and must not be negative, found ",
+             m.init_method_std, " and ", m.embedding_init_method_std);
   m.init_method_xavier_uniform = v.flag("init_method_xavier_uniform");
   m.perform_initialization = v.flag("perform_initialization");
+  // With a spread of their own for the tables, the two are compared: equal ones make the tables xavier too.
+  if (m.init_method_xavier_uniform && !v.is_set("embedding_init_method_std")) {
+    d.warn_unused("init_method_std", "normal initial weights (remove --init-method-xavier-uniform)");
+  }
   m.use_cpu_initialization = v.flag("use_cpu_initialization");
   m.weight_init = v.text("weight_init") == "megatron" ? WeightInit::kMegatron : WeightInit::kLayoutInvariant;
   m.init_sm_count = d.positive("init_sm_count");
@@ -200,6 +209,10 @@ void derive_experts(Derivation& d) {
     PGPT_CHECK(ConfigError, !v.is_set("moe_ffn_hidden_size"), "--moe-ffn-hidden-size needs --num-experts");
     PGPT_CHECK(ConfigError, expert_parallel == 1, "--expert-model-parallel-size ", expert_parallel,
                " needs --num-experts");
+    for (const Option& option : option_table()) {
+      const bool expert_option = option.status == Status::kWorks && option.destination.starts_with("moe_");
+      if (expert_option) d.warn_unused(option.destination.c_str(), "--num-experts");
+    }
     return;
   }
   PGPT_CHECK(ConfigError, e.num_experts % expert_parallel == 0, "--num-experts ", e.num_experts,
@@ -252,6 +265,13 @@ void derive_experts(Derivation& d) {
   e.token_drop_policy = v.text("moe_token_drop_policy");
   PGPT_CHECK(ConfigError, !v.flag("moe_shared_expert_overlap") || e.token_dispatcher != "allgather",
              "--moe-shared-expert-overlap needs --moe-token-dispatcher-type alltoall or flex");
+  const ParallelConfig& p = d.config.parallel;
+  PGPT_CHECK(ConfigError, p.tensor == 1 || p.sequence_parallel || d.config.training.skip_train, "--num-experts ",
+             e.num_experts, " with --tensor-model-parallel-size ", p.tensor,
+             " needs --sequence-parallel to train; add it");
+  PGPT_CHECK(ConfigError, !d.config.model.add_bias_linear || p.expert_tensor == 1,
+             "experts with biases need an expert tensor parallel size of 1, found ", p.expert_tensor,
+             "; add --disable-bias-linear or --expert-tensor-parallel-size 1");
 }
 
 void check_heads(Derivation& d) {

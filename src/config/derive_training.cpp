@@ -96,6 +96,32 @@ void derive_batches(Derivation& d) {
   t.full_validation = v.flag("full_validation");
 }
 
+void check_microbatches(Derivation& d) {
+  const ParallelConfig& p = d.config.parallel;
+  const TrainingConfig& t = d.config.training;
+  if (!p.overlap_grad_reduce) {  // then there is one bucket
+    for (const char* name : {"ddp_bucket_size", "ddp_num_buckets"}) d.warn_unused(name, "--overlap-grad-reduce");
+  }
+  if (p.virtual_pipeline == 0) {
+    if (p.microbatch_group_size != p.pipeline) {
+      d.warn_unused("microbatch_group_size_per_virtual_pipeline_stage", "virtual pipeline stages");
+    }
+    return;
+  }
+  std::vector<std::int64_t> batches{t.global_batch_size};
+  for (const auto& [sample, batch] : t.batch_size_schedule) batches.push_back(batch);
+  for (const std::int64_t batch : batches) {
+    const std::int64_t count = batch / (t.micro_batch_size * p.data_ranks());
+    const std::int64_t rest = count % p.microbatch_group_size;
+    PGPT_CHECK(ConfigError, count >= p.microbatch_group_size && (rest == 0 || rest >= p.pipeline),
+               "virtual pipeline stages take the ", count, " micro-batch(es) of a global batch of ", batch,
+               " in groups of ", p.microbatch_group_size,
+               " (--microbatch-group-size-per-virtual-pipeline-stage, else --pipeline-model-parallel-size); give at "
+               "least one group, and a last group of at least ",
+               p.pipeline);
+  }
+}
+
 void derive_precision(Derivation& d) {
   TrainingConfig& t = d.config.training;
   Values& v = d.values;
@@ -103,14 +129,16 @@ void derive_precision(Derivation& d) {
   PGPT_CHECK(ConfigError, !bf16 || !fp16, "--bf16 and --fp16 exclude each other; give one");
   t.params_dtype = bf16 ? Dtype::kBFloat16 : fp16 ? Dtype::kFloat16 : Dtype::kFloat32;
   t.loss_scale = v.maybe_real("loss_scale");
-  PGPT_CHECK(ConfigError, !t.loss_scale || *t.loss_scale > 0, "--loss-scale is ", *t.loss_scale,
-             "; it must be above 0");
+  PGPT_CHECK(ConfigError, !t.loss_scale || (*t.loss_scale > 0 && std::isfinite(*t.loss_scale)), "--loss-scale is ",
+             *t.loss_scale, "; it must be above 0 and finite");
   t.initial_loss_scale = v.real("initial_loss_scale");
   t.min_loss_scale = v.real("min_loss_scale");
   t.loss_scale_window = v.real("loss_scale_window");
   t.hysteresis = v.integer("hysteresis");
-  PGPT_CHECK(ConfigError, t.initial_loss_scale >= t.min_loss_scale && t.min_loss_scale > 0, "--initial-loss-scale ",
-             t.initial_loss_scale, " must not be below --min-loss-scale ", t.min_loss_scale, ", which must be above 0");
+  PGPT_CHECK(ConfigError,
+             t.initial_loss_scale >= t.min_loss_scale && t.min_loss_scale > 0 && std::isfinite(t.initial_loss_scale),
+             "--initial-loss-scale ", t.initial_loss_scale, " must not be below --min-loss-scale ", t.min_loss_scale,
+             ", which must be above 0; both must be finite");
   PGPT_CHECK(ConfigError, t.loss_scale_window >= 1, "--loss-scale-window is ", t.loss_scale_window,
              "; it must be at least 1");
   PGPT_CHECK(ConfigError, t.hysteresis >= 1, "--hysteresis is ", t.hysteresis, "; it must be at least 1");
@@ -127,6 +155,11 @@ void derive_precision(Derivation& d) {
   }
   t.grad_reduce_in_bf16 = v.flag("grad_reduce_in_bf16");
   t.accumulate_allreduce_grads_in_fp32 = v.flag("accumulate_allreduce_grads_in_fp32");
+  if (t.params_dtype == Dtype::kFloat32) {
+    d.warn_unused("grad_reduce_in_bf16", "--bf16 or --fp16");
+  } else if (t.grad_reduce_in_bf16) {
+    d.warn_unused("accumulate_allreduce_grads_in_fp32", "float32 gradients (remove --grad-reduce-in-bf16)");
+  }
   if (t.grad_reduce_in_bf16) {
     t.accumulate_allreduce_grads_in_fp32 = false;
   } else if (bf16 && !t.accumulate_allreduce_grads_in_fp32) {
@@ -194,6 +227,7 @@ void derive_run_length(Derivation& d) {
   t.exit_duration_minutes = d.maybe_positive("exit_duration_in_mins").value_or(0);
   t.exit_signal_handler = v.flag("exit_signal_handler");
   t.exit_signal = v.text("exit_signal");
+  if (!t.exit_signal_handler) d.warn_unused("exit_signal", "--exit-signal-handler");
   t.seed = d.positive("seed");
   t.data_parallel_random_init = v.flag("data_parallel_random_init");
   t.kernels = v.text("kernels") == "fast" ? KernelSet::kFast : KernelSet::kReference;
@@ -242,12 +276,15 @@ void derive_weight_decay(Derivation& d) {
                " needs --start-weight-decay and --end-weight-decay");
     o.start_weight_decay = v.real("start_weight_decay");
     o.end_weight_decay = v.real("end_weight_decay");
+    d.warn_unused("weight_decay", "--weight-decay-incr-style constant");
   }
-  PGPT_CHECK(ConfigError, style != "constant" || o.weight_decay >= 0, "--weight-decay is ", o.weight_decay,
-             "; it must not be negative");
-  PGPT_CHECK(ConfigError, o.start_weight_decay >= 0 && o.end_weight_decay >= o.start_weight_decay,
-             "weight decay goes from ", o.start_weight_decay, " to ", o.end_weight_decay,
-             "; it must start at 0 or more and not fall (--start-weight-decay, --end-weight-decay)");
+  PGPT_CHECK(ConfigError, style != "constant" || (o.weight_decay >= 0 && std::isfinite(o.weight_decay)),
+             "--weight-decay is ", o.weight_decay, "; it must not be negative or infinite");
+  PGPT_CHECK(
+      ConfigError,
+      o.start_weight_decay >= 0 && o.end_weight_decay >= o.start_weight_decay && std::isfinite(o.end_weight_decay),
+      "weight decay goes from ", o.start_weight_decay, " to ", o.end_weight_decay,
+      "; it must start at 0 or more and not fall, and be finite (--start-weight-decay, --end-weight-decay)");
   v.derive("start_weight_decay", o.start_weight_decay);
   v.derive("end_weight_decay", o.end_weight_decay);
   o.apply_weight_decay_to_qk_layernorm = v.flag("apply_wd_to_qk_layernorm") || v.is_set("no_weight_decay_cond_type");
@@ -343,8 +380,18 @@ void derive_schedules(Derivation& d) {
     }
   }
   if (t.skip_train) return;
+  if (o.lr_decay_style == LrDecayStyle::kConstant) {
+    // A warmup may be a fraction of the length.
+    const bool length_counts = v.is_set("lr_warmup_fraction");
+    for (const char* name : {"min_lr", "decoupled_min_lr", "lr_decay_iters", "lr_decay_samples"}) {
+      const bool is_length = std::string_view(name).starts_with("lr_decay");
+      if (!(is_length && length_counts)) d.warn_unused(name, "a decay (--lr-decay-style linear, for example)");
+    }
+  }
   PGPT_CHECK(ConfigError, v.is_set("lr"), "--lr is required for training; give the maximum learning rate");
   PGPT_CHECK(ConfigError, o.lr >= 0 && std::isfinite(o.lr), "--lr is ", o.lr, "; give 0 or more, e.g. 3e-4");
+  PGPT_CHECK(ConfigError, std::isfinite(o.decoupled_lr.value_or(0)), "--decoupled-lr is ", *o.decoupled_lr,
+             "; it must be finite");
   PGPT_CHECK(ConfigError, o.min_lr >= 0 && o.min_lr <= o.lr, "--min-lr ", o.min_lr, " must be between 0 and --lr ",
              o.lr);
   PGPT_CHECK(ConfigError, o.lr_warmup_init >= 0, "--lr-warmup-init is ", o.lr_warmup_init, "; it must not be negative");

@@ -17,32 +17,10 @@ std::string datetime_line(const std::string& label, const std::string& time) {
   return "[" + label + "] datetime: " + time + " ";
 }
 
-std::string world_size_line(const config::ParallelConfig& p) {
-  return text("using world size: %" PRId64 ", data-parallel size: %" PRId64 ", context-parallel size: %" PRId64
-              ", hierarchical context-parallel sizes: None, tensor-model-parallel size: %" PRId64
-              ", pipeline-model-parallel size: %" PRId64,
-              p.world_size, p.replicate_data, p.context, p.tensor, p.pipeline);
-}
-
 std::vector<std::string> parallel_size_lines(const config::ParallelConfig& p) {
   return {text("> initialized tensor model parallel with size %" PRId64, p.tensor),
           text("> initialized gtp weight remat with size %" PRId64, p.gtp),
           text("> initialized pipeline model parallel with size %" PRId64, p.pipeline)};
-}
-
-std::vector<std::string> argument_lines(const std::vector<std::pair<std::string, std::string>>& arguments) {
-  std::vector<std::string> lines = {"------------------------ arguments ------------------------"};
-  for (const auto& [name, value] : arguments) {
-    const std::string dots(name.size() < 48 ? 48 - name.size() : 0, '.');
-    lines.push_back("  " + name + " " + dots + " " + value);
-  }
-  lines.emplace_back("-------------------- end of arguments ---------------------");
-  return lines;
-}
-
-std::string padded_vocab_line(std::int64_t vocab_size, std::int64_t padded_vocab_size) {
-  return text(" > padded vocab (size: %" PRId64 ") with %" PRId64 " dummy tokens (new size: %" PRId64 ")", vocab_size,
-              padded_vocab_size - vocab_size, padded_vocab_size);
 }
 
 std::string parameters_line(std::int64_t tensor_rank, std::int64_t gtp_rank, std::int64_t pipeline_rank,

@@ -28,18 +28,8 @@ inline constexpr const char* kBeforeTraining = "before the start of training ste
 inline constexpr const char* kAfterTraining = "after training is done";
 }  // namespace label
 
-/// "using world size: W, data-parallel size: D, ..."; D leaves GTP out.
-[[nodiscard]] std::string world_size_line(const config::ParallelConfig& parallel);
-
 /// "> initialized tensor model parallel with size T" and the GTP and pipeline lines.
 [[nodiscard]] std::vector<std::string> parallel_size_lines(const config::ParallelConfig& parallel);
-
-/// Header, one dotted line per argument, footer.
-[[nodiscard]] std::vector<std::string> argument_lines(
-    const std::vector<std::pair<std::string, std::string>>& arguments);
-
-/// " > padded vocab (size: V) with N dummy tokens (new size: P)".
-[[nodiscard]] std::string padded_vocab_line(std::int64_t vocab_size, std::int64_t padded_vocab_size);
 
 /// " > number of parameters on (tensor, gtp_remat, pipeline) model parallel rank (t, g, p): N"; alignment padding
 /// counts.
