@@ -38,7 +38,7 @@ TEST_CASE("the seed command gives the configuration it means", "[cpu][config]") 
   CHECK(c.parallel.backend == Backend::kGloo);
   CHECK(c.training.global_batch_size == 2);
   CHECK(c.training.params_dtype == Dtype::kBFloat16);
-  CHECK(c.training.accumulate_allreduce_grads_in_fp32);
+  CHECK(c.training.gradients_in_fp32);
   CHECK_FALSE(c.training.gradient_accumulation_fusion);
   CHECK(c.optimizer.lr == 3e-4);
   CHECK(c.optimizer.min_lr == 3e-5);

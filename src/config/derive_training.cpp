@@ -153,20 +153,18 @@ void derive_precision(Derivation& d) {
     v.derive("check_for_nan_in_loss_and_grad", false);
     d.notice("WARNING: dynamic loss scaling turns the NaN check of loss and gradients off");
   }
-  t.grad_reduce_in_bf16 = v.flag("grad_reduce_in_bf16");
-  t.accumulate_allreduce_grads_in_fp32 = v.flag("accumulate_allreduce_grads_in_fp32");
+  const bool reduce_in_type = v.flag("grad_reduce_in_bf16");
   if (t.params_dtype == Dtype::kFloat32) {
     d.warn_unused("grad_reduce_in_bf16", "--bf16 or --fp16");
-  } else if (t.grad_reduce_in_bf16) {
+  } else if (reduce_in_type) {
     d.warn_unused("accumulate_allreduce_grads_in_fp32", "float32 gradients (remove --grad-reduce-in-bf16)");
   }
-  if (t.grad_reduce_in_bf16) {
-    t.accumulate_allreduce_grads_in_fp32 = false;
-  } else if (bf16 && !t.accumulate_allreduce_grads_in_fp32) {
-    t.accumulate_allreduce_grads_in_fp32 = true;
+  const bool asked = v.flag("accumulate_allreduce_grads_in_fp32");
+  if (bf16 && !reduce_in_type && !asked)
     d.notice("accumulate and all-reduce gradients in fp32 for bfloat16 data type.");
-  }
-  v.derive("accumulate_allreduce_grads_in_fp32", t.accumulate_allreduce_grads_in_fp32);
+  const bool accumulate = !reduce_in_type && (asked || bf16);
+  t.gradients_in_fp32 = accumulate || t.params_dtype == Dtype::kFloat32;
+  v.derive("accumulate_allreduce_grads_in_fp32", accumulate);
   const std::string name = bf16 ? "torch.bfloat16" : fp16 ? "torch.float16" : "torch.float32";
   v.derive("params_dtype", name);
   d.notice("using " + name + " for parameters ...");

@@ -145,7 +145,7 @@ Estimate estimate(const Config& config) {
   const std::vector<std::int64_t> counts =
       count_stages(config, {p.tensor, p.gtp, p.expert, p.expert_tensor, p.expert_gtp}, p.pipeline, p.stage_layers);
   const std::int64_t weight = t.params_dtype == Dtype::kFloat32 ? 4 : 2;
-  const std::int64_t gradient = t.grad_reduce_in_bf16 ? weight : 4;
+  const std::int64_t gradient = t.gradients_in_fp32 ? 4 : weight;
   const bool sgd = config.optimizer.kind == OptimizerKind::kSgd;
   const std::int64_t moments = sgd ? (config.optimizer.sgd_momentum != 0 ? 4 : 0) : 8;
   const std::int64_t state_ranks = p.use_distributed_optimizer ? p.replicate_data * p.context : 1;

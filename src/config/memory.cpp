@@ -121,7 +121,7 @@ double gradient_element(const Config& config, bool transformer_engine_module) {
   const TrainingConfig& t = config.training;
   const double element = t.params_dtype == Dtype::kFloat32 ? 4 : 2;
   const bool fuse = t.gradient_accumulation_fusion && (config.parallel.gtp == 1 || transformer_engine_module);
-  return fuse && !t.grad_reduce_in_bf16 ? 4 : element;
+  return fuse && t.gradients_in_fp32 ? 4 : element;
 }
 
 std::int64_t microbatches(const Config& config) {
@@ -134,7 +134,7 @@ std::int64_t microbatches(const Config& config) {
 double gradient_in_flight(const Sizes& z, const Matrix& m, bool transformer_engine_module) {
   const TrainingConfig& t = z.c.training;
   const double peers = static_cast<double>(z.c.parallel.gtp);
-  const double main = t.grad_reduce_in_bf16 ? z.element : 4;
+  const double main = t.gradients_in_fp32 ? 4 : z.element;
   const double type = gradient_element(z.c, transformer_engine_module);
   if (peers == 1) return type == 4 && main == 4 ? 0 : static_cast<double>(m.rows * m.columns) * type;
   const double shard = static_cast<double>(shard_rows(m.rows, z.c.parallel.gtp) * m.columns);

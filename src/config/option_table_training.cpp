@@ -198,7 +198,7 @@ Rows precision_rows() {
       real("--loss-scale-window", "1000", "Good steps before the scale doubles."),
       integer("--hysteresis", "2", "Bad steps before the scale halves."),
       on("--accumulate-allreduce-grads-in-fp32",
-         "Main gradients in float32; they always are here, unless --grad-reduce-in-bf16."),
+         "Main gradients in float32 with --fp16 too; always with --bf16 unless --grad-reduce-in-bf16."),
       on("--grad-reduce-in-bf16", "Gradient buffer in the parameter type."),
       on("--fp32-residual-connection", "Residual stream in float32."),
       on("--attention-softmax-in-fp32", "Softmax of the local attention in float32."),

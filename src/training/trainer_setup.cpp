@@ -101,7 +101,7 @@ void Trainer::build_model() {
   const config::ParallelConfig& parallel = config_.parallel;
   parameter::StoreOptions options;
   options.weight_dtype = scalar_type(training.params_dtype);
-  options.gradient_dtype = training.grad_reduce_in_bf16 ? options.weight_dtype : at::kFloat;
+  options.gradient_dtype = training.gradients_in_fp32 ? at::kFloat : options.weight_dtype;
   options.device = device_;
   options.gtp_rank = groups_.gtp_gather->rank();
   options.gtp_size = groups_.gtp_gather->size();

@@ -187,8 +187,7 @@ struct TrainingConfig {
   std::int64_t seed = 1234;
   bool data_parallel_random_init = false;
   Dtype params_dtype = Dtype::kFloat32;
-  bool grad_reduce_in_bf16 = false;
-  bool accumulate_allreduce_grads_in_fp32 = false;
+  bool gradients_in_fp32 = true;  ///< main gradients are fp32 and not of the parameter type
   bool gradient_accumulation_fusion = true;
   bool per_token_loss = false;
   std::optional<double> loss_scale;
