@@ -138,7 +138,7 @@ TEST_CASE("CUDA optimizer steps give the bits of the CPU path", "[gpu]") {
     const SegmentTable host = make_segment_table(segment_list(size), at::kCPU);
     const SegmentTable device = make_segment_table(segment_list(size), at::Device(at::kCUDA, 0));
     for (const at::ScalarType weight_type : {at::kBFloat16, at::kHalf, at::kFloat}) {
-      for (const at::ScalarType gradient_type : {at::kFloat, at::kBFloat16}) {
+      for (const at::ScalarType gradient_type : {at::kFloat, at::kBFloat16, at::kHalf}) {
         for (const float skip : {0.0F, 1.0F}) {
           INFO("size " << size << " weights " << weight_type << " gradients " << gradient_type << " skip " << skip);
           const StepScalars scalars{at::tensor(

@@ -81,7 +81,7 @@ TEST_CASE("any NaN or infinity is found", "[cpu]") {
 TEST_CASE("adam agrees with a scalar loop in double precision", "[cpu]") {
   const AdamOptions options{0.9F, 0.95F, 1e-8F};
   for (const at::ScalarType weight_type : {at::kBFloat16, at::kHalf, at::kFloat}) {
-    for (const at::ScalarType gradient_type : {at::kFloat, at::kBFloat16}) {
+    for (const at::ScalarType gradient_type : {at::kFloat, at::kBFloat16, at::kHalf}) {
       Buffers b = buffers(weight_type, gradient_type);
       const Buffers before{b.weights.clone(), b.master.clone(), b.first.clone(), b.second.clone(),
                            b.gradient.to(at::kFloat)};

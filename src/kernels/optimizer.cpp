@@ -80,8 +80,6 @@ double sum_of_squares(const T* data, std::int64_t begin, std::int64_t end) {
 void check_step(const at::Tensor& weights, const at::Tensor& master, const at::Tensor& gradient,
                 const SegmentTable& segments, const StepScalars& scalars) {
   PGPT_ASSERT(master.scalar_type() == at::kFloat, "masters are fp32");
-  PGPT_ASSERT(gradient.scalar_type() == at::kFloat || gradient.scalar_type() == at::kBFloat16,
-              "gradients are fp32 or bf16");
   PGPT_ASSERT(scalars.values.scalar_type() == at::kFloat && scalars.values.is_contiguous(), "step scalars are fp32");
   check_flat(weights, segments);
   check_flat(master, segments);
@@ -97,11 +95,10 @@ void check_step(const at::Tensor& weights, const at::Tensor& master, const at::T
 template <class Function>
 void with_types(at::Tensor& weights, const at::Tensor& master, const at::Tensor& gradient, const Function& function) {
   const auto with_gradient = [&](auto* weight) {
-    if (gradient.scalar_type() == at::kFloat) {
-      function(weight, gradient.const_data_ptr<float>());
-    } else {
-      function(weight, gradient.const_data_ptr<at::BFloat16>());
-    }
+    if (gradient.scalar_type() == at::kBFloat16) return function(weight, gradient.const_data_ptr<at::BFloat16>());
+    if (gradient.scalar_type() == at::kHalf) return function(weight, gradient.const_data_ptr<at::Half>());
+    PGPT_ASSERT(gradient.scalar_type() == at::kFloat, "gradients are fp32, bf16 or fp16");
+    function(weight, gradient.const_data_ptr<float>());
   };
   if (weights.scalar_type() == at::kBFloat16) return with_gradient(weights.mutable_data_ptr<at::BFloat16>());
   if (weights.scalar_type() == at::kHalf) return with_gradient(weights.mutable_data_ptr<at::Half>());

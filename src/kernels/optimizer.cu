@@ -177,19 +177,14 @@ template <class Rule>
 void launch_step(const FlatArguments& flat, const StepArguments& step, float* state1, float* state2, const Rule& rule,
                  cudaStream_t stream) {
   if (flat.count == 0) return;
-  if (step.gradient_type == Type::kFloat16) throw std::logic_error("internal error: gradients are fp32 or bf16");
   with_type(step.weight_type, [&](auto weight_tag) {
     using W = decltype(weight_tag);
-    const auto launch = [&](auto gradient_tag) {
+    with_type(step.gradient_type, [&](auto gradient_tag) {
       using G = decltype(gradient_tag);
       step_kernel<W, G, Rule><<<static_cast<unsigned>(ceil_div(flat.count, kBlockElements)), kThreads, 0, stream>>>(
           flat, static_cast<W*>(step.weights), step.master, static_cast<const G*>(step.gradient), state1, state2,
           step.scalars, step.places, rule);
-    };
-    if (step.gradient_type == Type::kFloat32)
-      launch(float{});
-    else
-      launch(bf16{});
+    });
   });
   check_launch("optimizer step");
 }

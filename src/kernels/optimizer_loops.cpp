@@ -29,4 +29,9 @@ void adam_elements(float* p, float* m, float* v, const c10::BFloat16* gradient, 
   adam(p, m, v, gradient, count, c);
 }
 
+void adam_elements(float* p, float* m, float* v, const c10::Half* gradient, std::int64_t count,
+                   const AdamCoefficients& c) {
+  adam(p, m, v, gradient, count, c);
+}
+
 }  // namespace pgpt::kernels::detail

@@ -4,6 +4,7 @@
 // the compiler can use vector registers. The bits are those of the scalar loop.
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <cstdint>
 
@@ -20,6 +21,8 @@ struct AdamCoefficients {
 /// AdamW on `count` elements: moments m and v, then p. The arrays do not overlap.
 void adam_elements(float* p, float* m, float* v, const float* gradient, std::int64_t count, const AdamCoefficients& c);
 void adam_elements(float* p, float* m, float* v, const c10::BFloat16* gradient, std::int64_t count,
+                   const AdamCoefficients& c);
+void adam_elements(float* p, float* m, float* v, const c10::Half* gradient, std::int64_t count,
                    const AdamCoefficients& c);
 
 }  // namespace pgpt::kernels::detail
