@@ -490,6 +490,10 @@ TEST_CASE("half precision turns on what belongs to it", "[cpu][config]") {
   };
   CHECK(gradient_bytes("--fp16") == 2);
   CHECK(gradient_bytes("--fp16 --accumulate-allreduce-grads-in-fp32") == 4);
+  // They are unscaled in a copy.
+  const RankEstimate stage = estimate(config_of(kTiny + "--fp16")).stages.front();
+  CHECK(stage.moments.back().name == "update of the weights");
+  CHECK(stage.moments.back().total() == 4.0 * static_cast<double>(stage.parameters));
   CHECK(gradient_bytes("--bf16") == 4);
   CHECK(gradient_bytes("") == 4);
   CHECK(gradient_bytes("--fp16 --grad-reduce-in-bf16") == 2);

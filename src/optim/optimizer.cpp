@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "pgpt/base/error.h"
 
@@ -92,8 +93,14 @@ bool Optimizer::gradients_overflow() {
   const bool overflowed = overflow.item<float>() != 0.0F;
   const double scale = scaler_.scale();
   scaler_.update(overflowed);
-  if (!overflowed && scale != 1.0) gradients.mul_(1.0 / scale);
-  return overflowed;
+  if (overflowed || scale == 1.0) return overflowed;
+  if (gradients.scalar_type() == at::kFloat) {
+    gradients.mul_(1.0 / scale);
+  } else {
+    // In their own type they would underflow, which the scale is there to prevent.
+    unscaled_ = gradients.to(at::kFloat).mul_(1.0 / scale);
+  }
+  return false;
 }
 
 void Optimizer::prepare(const StepInputs& inputs) {
@@ -120,7 +127,8 @@ void Optimizer::prepare(const StepInputs& inputs) {
 }
 
 void Optimizer::update(const at::Tensor& guard) {
-  at::Tensor& gradients = store_.gradients();
+  const at::Tensor unscaled = std::exchange(unscaled_, at::Tensor());
+  const at::Tensor& gradients = unscaled.defined() ? unscaled : store_.gradients();
   kernels::finish_norm(squared_norm(gradients), config_.clip_grad, guard, norm_, scalars_);
   if (guard.defined()) kernels::mark_non_finite(gradients, segments_, scalars_, non_finite_);
   if (count_zeros_) {

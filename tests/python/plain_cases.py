@@ -141,7 +141,7 @@ def random_case(draw):
         o["init-method-std"] = 0.05
         if maybe(0.2):
             o["fp32-residual-connection"] = True
-        if precision == "bf16" and maybe(0.2):
+        if maybe(0.2):
             o["grad-reduce-in-bf16"] = True
             o.pop("accumulate-allreduce-grads-in-fp32", None)
         if precision == "fp16":

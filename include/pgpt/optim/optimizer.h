@@ -78,6 +78,7 @@ class Optimizer {
   LossScaler scaler_;
   kernels::SegmentTable segments_;
   kernels::StepScalars scalars_;
+  at::Tensor unscaled_;  // of 16-bit gradients under a loss scaler: fp32, from gradients_overflow until update
   at::Tensor norm_, num_zeros_;
   at::Tensor non_finite_;  // uint8, one a segment: set by the update that was refused
   at::Tensor master_;      // the weights themselves in fp32 training
