@@ -76,6 +76,8 @@ TEST_CASE("each launcher's variables give rank, world and place on the node", "[
   check({}, {"none", 0, 1, 0, 1});
   check(kTorchrun, {"torchrun", 3, 4, 1, 2});
   check(kPlain, {"environment", 1, 2, 1, 2});
+  check({{"WORLD_SIZE", "1"}}, {"environment", 0, 1, 0, 1});
+  check({{"RANK", "0"}}, {"environment", 0, 1, 0, 1});
   check(with(kPlain, {{"MASTER_ADDR", "node0"}, {"MASTER_PORT", "5"}}), {"environment", 1, 2, 0, 1});
   check(kOpenMpi, {"Open MPI", 1, 2, 1, 2});
   check(kMpich, {"MPICH", 1, 2, 1, 2});
@@ -151,6 +153,7 @@ TEST_CASE("missing, malformed, out-of-range and contradicting variables are refu
   };
   const std::vector<Case> cases{
       {with(kPlain, {}, {"RANK"}), "RANK is not set although WORLD_SIZE=2 is"},
+      {{{"WORLD_SIZE", "0"}}, "WORLD_SIZE=0"},
       {with(kPlain, {}, {"WORLD_SIZE"}), "WORLD_SIZE is not set although RANK=1 is"},
       {with(kPlain, {{"RANK", "two"}}), "RANK=two is not an integer"},
       {with(kPlain, {{"RANK", ""}}), "RANK is set but empty"},

@@ -1,4 +1,6 @@
 // What a run asks for and which data sets it gets.
+#include <fstream>
+
 #include "support/catch.h"
 #include "test_data_support.h"
 
@@ -209,6 +211,19 @@ TEST_CASE("resuming behind the end of the data says how much there was", "[cpu]"
   const Datasets sets = build(config);
   CHECK(contains(error_of<DataError>([&] { (void)make_loader(config, sets.train, Split::kTrain, 0, 1, 7); }),
                  "gives 7 samples and 7 are consumed"));
+}
+
+TEST_CASE("tokens that no index tells of are noticed", "[cpu]") {
+  const TemporaryFolder folder;
+  const std::string prefix = corpus(folder, 3);
+  const auto lines = [&] {
+    std::string text;
+    (void)build(small_config(prefix), [&](const std::string& line) { text += line + "\n"; });
+    return text;
+  };
+  CHECK_FALSE(contains(lines(), "WARNING"));
+  std::ofstream(prefix + ".bin", std::ios::app | std::ios::binary) << "12345678";
+  CHECK(contains(lines(), "WARNING: " + prefix + ".bin has 8 bytes more than " + prefix + ".idx tells of"));
 }
 
 TEST_CASE("a run of no steps needs no training data", "[cpu]") {

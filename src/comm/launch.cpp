@@ -138,8 +138,14 @@ bool in_slurm_step(const Reader& env) {
          env.has("SLURM_STEP_NODELIST");
 }
 
+/// A job of one rank may name either alone: the other's default, 0 or 1, is then the only value there is.
+bool is_alone(const Reader& env) {
+  if (env.has("RANK") && env.has("WORLD_SIZE")) return false;
+  return env.integer("RANK", 0, kMaxRanks).value_or(0) == 0 && env.integer("WORLD_SIZE", 1, kMaxRanks).value_or(1) == 1;
+}
+
 void read_torchrun(const Reader& env, LaunchEnvironment& out) {
-  read_rank_and_size(env, kTorchrun, out);
+  if (!is_alone(env)) read_rank_and_size(env, kTorchrun, out);
   const bool elastic = env.has("TORCHELASTIC_RUN_ID");
   out.launcher = elastic ? "torchrun" : "environment";
   if (elastic) {

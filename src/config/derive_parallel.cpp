@@ -336,9 +336,9 @@ void check_gtp(Derivation& d) {
       p.gtp > 1 ? concat("GTP (--tensor-parallel-num-weight-shards ", p.weight_shards, ")")
                 : concat("expert GTP (--expert-tensor-parallel-num-weight-shards ", p.expert_weight_shards, ")");
   PGPT_CHECK(ConfigError, !p.average_in_collective, "--ddp-average-in-collective cannot be combined with ", gtp,
-             ": averaging over the ranks without GTP misses the factor 1/GTP; remove --ddp-average-in-collective");
+             ": averaging over the ranks without GTP misses the factor 1/GTP; remove it");
   PGPT_CHECK(ConfigError, !v.flag("use_decentralized_pg"), "--use-decentralized-pg cannot be combined with ", gtp,
-             "; remove --use-decentralized-pg");
+             "; remove it");
   PGPT_CHECK(ConfigError,
              !v.flag("dist_ckpt_optim_fully_reshardable") || !v.flag("distrib_optim_fully_reshardable_mem_efficient"),
              "--dist-ckpt-optim-fully-reshardable with --distrib-optim-fully-reshardable-mem-efficient cannot be "

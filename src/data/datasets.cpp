@@ -93,8 +93,13 @@ class Builder {
     for (const auto& source : opened_) {
       if (source->name() == prefix) return source;
     }
-    opened_.push_back(std::make_shared<IndexedDataset>(prefix, config_.data.mmap));
-    return opened_.back();
+    const auto source = std::make_shared<IndexedDataset>(prefix, config_.data.mmap);
+    if (source->unused_bytes() > 0) {
+      line(concat("WARNING: ", prefix, ".bin has ", source->unused_bytes(), " bytes more than ", prefix,
+                  ".idx tells of; check that the two belong together"));
+    }
+    opened_.push_back(source);
+    return source;
   }
 
   void announce(Split split, const DocumentSource& source, const DocumentRange& range, const Origin& origin,

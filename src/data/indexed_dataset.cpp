@@ -191,9 +191,10 @@ void IndexedDataset::check_header() {
   boundaries_ = static_cast<std::int64_t>(boundaries);
 }
 
-void IndexedDataset::check_entries(std::int64_t bin_bytes) const {
+void IndexedDataset::check_entries(std::int64_t bin_bytes) {
   const std::string path = prefix_ + ".idx";
   const std::int64_t item = bytes_of(type_);
+  std::int64_t used = 0;
   for (std::int64_t i = 0; i < sequences_; ++i) {
     const std::int64_t tokens = length(i);
     PGPT_CHECK(DataError, tokens >= 0, path, " at offset ", kHeaderBytes + 4 * i, ": length of sequence ", i,
@@ -205,7 +206,9 @@ void IndexedDataset::check_entries(std::int64_t bin_bytes) const {
                " bytes, but sequence ", i, " needs ", tokens * item, " bytes at offset ", begin, " (", path,
                " at offset ", kHeaderBytes + 4 * sequences_ + 8 * i,
                "); one of the files is truncated or they do not belong together");
+    used = std::max(used, begin + tokens * item);
   }
+  unused_bytes_ = bin_bytes - used;
   const std::int64_t boundaries_at = kHeaderBytes + 12 * sequences_;
   std::int64_t previous = 0;
   for (std::int64_t k = 0; k < boundaries_; ++k) {

@@ -44,10 +44,12 @@ class IndexedDataset : public DocumentSource {
   /// Entries of the boundary array: number of documents plus one.
   [[nodiscard]] std::int64_t boundaries() const { return boundaries_; }
   [[nodiscard]] std::int64_t boundary(std::int64_t k) const;
+  /// Bytes of the .bin file behind the last sequence: 0 where the two files belong together.
+  [[nodiscard]] std::int64_t unused_bytes() const { return unused_bytes_; }
 
  private:
   void check_header();
-  void check_entries(std::int64_t bin_bytes) const;
+  void check_entries(std::int64_t bin_bytes);
 
   std::string prefix_;
   std::string stamp_;
@@ -57,6 +59,7 @@ class IndexedDataset : public DocumentSource {
   TokenType type_ = TokenType::kInt32;
   std::int64_t sequences_ = 0;
   std::int64_t boundaries_ = 0;
+  std::int64_t unused_bytes_ = 0;
 };
 
 /// Writes a PREFIX.bin / PREFIX.idx pair. Both files appear under their names only in finish(); an unfinished writer
