@@ -205,3 +205,20 @@ TEST_CASE("the memory table shows parts, sums and what was measured", "[cpu][con
   CHECK(contains(beside, "23128.7      23128.7   +0.00 %"));
   CHECK(contains(beside, "49020.3      49510.6   +1.00 %"));
 }
+
+TEST_CASE("main gradients are in fp32 with bf16 and on request, else of the parameter type", "[cpu][config]") {
+  const auto bytes = [](const std::string& options) {
+    const RankEstimate rank = rank_of(kTiny + options);
+    return rank.gradient_bytes / rank.parameters;
+  };
+  CHECK(bytes("") == 4);
+  CHECK(bytes("--bf16") == 4);
+  CHECK(bytes("--fp16") == 2);
+  CHECK(bytes("--fp16 --accumulate-allreduce-grads-in-fp32") == 4);
+  CHECK(bytes("--fp16 --grad-reduce-in-bf16") == 2);
+  CHECK(bytes("--bf16 --grad-reduce-in-bf16") == 2);
+  CHECK(bytes("--grad-reduce-in-bf16") == 4);
+  // Those of 16 bits are unscaled in a copy.
+  const RankEstimate half = rank_of(kTiny + "--fp16");
+  CHECK(moment_of(half, "update of the weights").total() == 4.0 * static_cast<double>(half.parameters));
+}

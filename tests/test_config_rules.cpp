@@ -1,6 +1,5 @@
 // Every rule across options has a case here: the command, and what its one line of explanation must say.
 
-#include "pgpt/config/estimate.h"
 #include "support/catch.h"
 #include "test_config_support.h"
 
@@ -483,22 +482,6 @@ TEST_CASE("half precision turns on what belongs to it", "[cpu][config]") {
   CHECK(half.training.params_dtype == Dtype::kFloat16);
   CHECK_FALSE(half.training.check_for_nan);
   CHECK(config_of(kTiny + "--fp16 --loss-scale 128").training.check_for_nan);
-  // Bytes of a main gradient (spec/training.md 6.1): the parameter type's, but float32 on request and with --bf16.
-  const auto gradient_bytes = [](const std::string& options) {
-    const RankEstimate rank = estimate(config_of(kTiny + options)).stages.front();
-    return rank.gradient_bytes / rank.parameters;
-  };
-  CHECK(gradient_bytes("--fp16") == 2);
-  CHECK(gradient_bytes("--fp16 --accumulate-allreduce-grads-in-fp32") == 4);
-  // They are unscaled in a copy.
-  const RankEstimate stage = estimate(config_of(kTiny + "--fp16")).stages.front();
-  CHECK(stage.moments.back().name == "update of the weights");
-  CHECK(stage.moments.back().total() == 4.0 * static_cast<double>(stage.parameters));
-  CHECK(gradient_bytes("--bf16") == 4);
-  CHECK(gradient_bytes("") == 4);
-  CHECK(gradient_bytes("--fp16 --grad-reduce-in-bf16") == 2);
-  CHECK(gradient_bytes("--bf16 --grad-reduce-in-bf16") == 2);
-  CHECK(gradient_bytes("--grad-reduce-in-bf16") == 4);
   CHECK(config_of(kTiny + "--bf16 --grad-reduce-in-bf16").training.gradients_in_fp32 == false);
   CHECK(config_of(kTiny + "--bf16 --output-logit-dtype bf16").training.params_dtype == Dtype::kBFloat16);
   CHECK(config_of(kTiny).notices.back().starts_with(" > padded vocab"));
