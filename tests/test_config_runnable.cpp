@@ -67,7 +67,8 @@ TEST_CASE("the backend is chosen and checked against the machine", "[cpu][config
                  "--distributed-backend nccl needs a GPU, but none is visible"));
   CHECK(contains(error("", true, 1, 2), "2 local ranks see 1; start fewer ranks, or use --distributed-backend gloo"));
   CHECK(contains(with("--distributed-backend gloo", true, 1, 2).notices.back(), "2 local ranks share 1 GPU(s)"));
-  CHECK(contains(format_arguments(with("", false, 0, 1)), "  distributed_backend ............................. gloo\n"));
+  CHECK(
+      contains(format_arguments(with("", false, 0, 1)), "  distributed_backend ............................. gloo\n"));
   const std::string copies = "--gtp-transport copy-engine ";
   const std::string shards = "--tensor-parallel-num-weight-shards 2 ";
   CHECK(with(copies + shards, true, 2, 2).parallel.gtp_transport == GtpTransport::kCopyEngine);

@@ -171,7 +171,7 @@ TEST_CASE("tensors that cuBLASLt is not used for give libtorch's bits", "[gpu]")
   same_as_libtorch({8, 13, 9, at::kBFloat16, 1});  // rows that are no multiples of 16 bytes
   same_as_libtorch({32, 16, 24, at::kFloat, 2});   // fp32
   same_as_libtorch({32, 16, 24, at::kDouble, 3});  // fp64
-  same_as_libtorch(strided_layer(36));  // rows that lie a number of bytes apart that is no multiple of 16
+  same_as_libtorch(strided_layer(36));             // rows that lie a number of bytes apart that is no multiple of 16
 }
 
 TEST_CASE("rows that lie apart are multiplied as contiguous ones", "[gpu]") {

@@ -323,8 +323,8 @@ TEST_CASE("GTP on two GPUs gives the same bits by copy engine as by NCCL, and th
     for (const std::string& transport :
          {nccl, copies, copies + "--gtp-keep-gathered-layers 3 ", copies + split, nccl + split}) {
       const auto metrics = folder / std::to_string(runs.size() + 5 * more.size());
-      const auto ranks = test::run_ranks(
-          2, test::program(base + more + transport + "--metrics-file " + metrics.string()), {}, 120s);
+      const auto ranks =
+          test::run_ranks(2, test::program(base + more + transport + "--metrics-file " + metrics.string()), {}, 120s);
       INFO(test::describe(ranks));
       for (const test::Ended& rank : ranks) REQUIRE(rank.exit_code == 0);
       runs.push_back(test::read_steps(metrics));
@@ -334,8 +334,8 @@ TEST_CASE("GTP on two GPUs gives the same bits by copy engine as by NCCL, and th
     check_same_steps(runs[0], runs[1], values);
     check_same_steps(runs[0], runs[2], values);
     check_same_steps(runs[3], runs[4], values);
-    // Products of fewer rows may add up in another order: no difference before the first update, afterwards at most that of
-    // other correct kernels (docs/seed-comparison.md).
+    // Products of fewer rows may add up in another order: no difference before the first update, afterwards at most
+    // that of other correct kernels (docs/seed-comparison.md).
     for (std::size_t i = 0; i < 10; ++i) {
       INFO("step " << i + 1);
       const auto away = [&](const std::string& value) {

@@ -293,8 +293,8 @@ struct AdamOptions {
   float beta1 = 0.9F, beta2 = 0.999F, epsilon = 1e-8F;
 };
 /// Decoupled AdamW over all segments, spec/training.md 4.2: p -= lr * (m^ / (sqrt(v^) + eps) + wd * p), all fp32.
-/// `master` is the fp32 copy of `weights` (the same tensor when training in fp32); `gradient` is fp32, bf16 or fp16; weights
-/// receive the rounded master.
+/// `master` is the fp32 copy of `weights` (the same tensor when training in fp32); `gradient` is fp32, bf16 or fp16;
+/// weights receive the rounded master.
 void adam_step(at::Tensor& weights, at::Tensor& master, at::Tensor& exp_avg, at::Tensor& exp_avg_sq,
                const at::Tensor& gradient, const SegmentTable& segments, const AdamOptions& options,
                const StepScalars& scalars, const Policy& policy);
