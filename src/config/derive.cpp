@@ -30,12 +30,6 @@ void set_argument(Config& config, const std::string& name, const std::string& va
 
 }  // namespace
 
-std::string option_name(std::string_view destination) {
-  const Option* option = find_destination(destination);
-  PGPT_ASSERT(option != nullptr, destination);
-  return option->names.front();
-}
-
 std::int64_t Derivation::positive(const char* destination) const {
   const std::int64_t value = values.integer(destination);
   PGPT_CHECK(ConfigError, value > 0, option_name(destination), " is ", value, "; it must be above 0");
@@ -54,6 +48,10 @@ void Derivation::warn_unused(const char* destination, const char* needed) {
   // A switch says all with its name.
   const std::string given = std::holds_alternative<bool>(value) ? "" : " " + print_value(value);
   notice(concat("WARNING: ", option_name(destination), given, " has no effect without ", needed));
+}
+
+void Derivation::warn_unused(std::initializer_list<const char*> destinations, const char* needed) {
+  for (const char* destination : destinations) warn_unused(destination, needed);
 }
 
 void derive_all(Derivation& d) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,8 @@ struct Derivation {
   [[nodiscard]] std::optional<std::int64_t> maybe_positive(const char* destination) const;
   /// Warns that the value does nothing without the options `needed`, unless it is the default.
   void warn_unused(const char* destination, const char* needed);
+  void warn_unused(std::initializer_list<const char*> destinations, const char* needed);
 };
-
-/// "--num-layers" for "num_layers"; the documented spelling of the option that stores there.
-[[nodiscard]] std::string option_name(std::string_view destination);
 
 // Each group of checks of spec/flags.md 1, called in that order.
 void derive_world(Derivation& d);            // 2, 3, 4

@@ -211,17 +211,13 @@ void derive_checkpoint(Derivation& d) {
   c.load_hf = v.text("load_hf");
   c.pretrained = v.text("pretrained_checkpoint");
   if (c.load.empty()) {
-    for (const char* name : {"ckpt_step", "override_ckpt_iteration"}) d.warn_unused(name, "--load");
-    if (c.pretrained.empty()) {
-      for (const char* name : {"exit_on_missing_checkpoint", "no_load_optim", "no_load_rng", "finetune"})
-        d.warn_unused(name, "--load");
-    }
+    d.warn_unused({"ckpt_step", "override_ckpt_iteration"}, "--load");
+    if (c.pretrained.empty())
+      d.warn_unused({"exit_on_missing_checkpoint", "no_load_optim", "no_load_rng", "finetune"}, "--load");
   }
   if (c.save.empty()) {
-    for (const char* name : {"save_interval", "no_save_optim", "no_save_rng"}) {
-      const bool elsewhere = v.is_set("non_persistent_save_interval") && name != std::string_view("save_interval");
-      if (!elsewhere) d.warn_unused(name, "--save");
-    }
+    d.warn_unused("save_interval", "--save");
+    if (!v.is_set("non_persistent_save_interval")) d.warn_unused({"no_save_optim", "no_save_rng"}, "--save");
   }
   PGPT_CHECK(ConfigError, c.load_hf.empty() || (c.load.empty() && c.pretrained.empty()),
              "--load-hf excludes --load and --pretrained-checkpoint; give one");

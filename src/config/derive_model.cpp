@@ -114,10 +114,9 @@ void derive_positions(Derivation& d) {
   m.rope_scaling = v.flag("use_rope_scaling");
   m.rope_scaling_factor = 8.0;
   if (!m.has_rope()) {
-    for (const char* name : {"rotary_base", "rotary_percent", "rotary_interleaved",
-                             "rotary_seq_len_interpolation_factor", "use_rope_scaling"}) {
-      d.warn_unused(name, "--position-embedding-type rope");
-    }
+    d.warn_unused({"rotary_base", "rotary_percent", "rotary_interleaved", "rotary_seq_len_interpolation_factor",
+                   "use_rope_scaling"},
+                  "--position-embedding-type rope");
     return;
   }
   PGPT_CHECK(ConfigError, m.rotary_percent > 0 && m.rotary_percent <= 1, "--rotary-percent ", m.rotary_percent,

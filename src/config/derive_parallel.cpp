@@ -187,8 +187,8 @@ void derive_world(Derivation& d) {
   p.gtp_split_products = d.values.text("gtp_weight_gradients") == "split";
   p.gtp_communicators = d.values.text("gtp_communicators") == "1" ? 1 : 2;
   if (p.gtp == 1) {
-    for (const char* name : {"gtp_keep_gathered_layers", "gtp_weight_gradients", "gtp_communicators"})
-      d.warn_unused(name, "--tensor-parallel-num-weight-shards above 1");
+    d.warn_unused({"gtp_keep_gathered_layers", "gtp_weight_gradients", "gtp_communicators"},
+                  "--tensor-parallel-num-weight-shards above 1");
   }
   p.gtp_async_reduce_scatter = d.values.flag("gtp_async_reduce_scatter");
   p.gtp_fp32_accumulation = d.values.flag("gtp_remat_reduce_scatter_with_fp32_accumulation");

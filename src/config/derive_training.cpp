@@ -100,7 +100,7 @@ void check_microbatches(Derivation& d) {
   const ParallelConfig& p = d.config.parallel;
   const TrainingConfig& t = d.config.training;
   if (!p.overlap_grad_reduce) {  // then there is one bucket
-    for (const char* name : {"ddp_bucket_size", "ddp_num_buckets"}) d.warn_unused(name, "--overlap-grad-reduce");
+    d.warn_unused({"ddp_bucket_size", "ddp_num_buckets"}, "--overlap-grad-reduce");
   }
   if (p.virtual_pipeline == 0) {
     if (p.microbatch_group_size != p.pipeline) {
@@ -143,9 +143,8 @@ void derive_precision(Derivation& d) {
              "; it must be at least 1");
   PGPT_CHECK(ConfigError, t.hysteresis >= 1, "--hysteresis is ", t.hysteresis, "; it must be at least 1");
   if (!fp16 || t.loss_scale) {
-    for (const char* name : {"initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"}) {
-      d.warn_unused(name, fp16 ? "dynamic loss scaling (remove --loss-scale)" : "--fp16");
-    }
+    d.warn_unused({"initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"},
+                  fp16 ? "dynamic loss scaling (remove --loss-scale)" : "--fp16");
   }
   t.check_for_nan = v.flag("check_for_nan_in_loss_and_grad");
   if (fp16 && !t.loss_scale && t.check_for_nan) {
@@ -370,21 +369,17 @@ void derive_schedules(Derivation& d) {
   if (o.kind == OptimizerKind::kAdam) {
     d.warn_unused("sgd_momentum", "--optimizer sgd");
   } else {
-    for (const char* name : {"adam_beta1", "adam_beta2", "adam_eps"}) d.warn_unused(name, "--optimizer adam");
+    d.warn_unused({"adam_beta1", "adam_beta2", "adam_eps"}, "--optimizer adam");
   }
   if (o.lr_decay_style != LrDecayStyle::kWsd) {
-    for (const char* name : {"lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples"}) {
-      d.warn_unused(name, "--lr-decay-style WSD");
-    }
+    d.warn_unused({"lr_wsd_decay_style", "lr_wsd_decay_iters", "lr_wsd_decay_samples"}, "--lr-decay-style WSD");
   }
   if (t.skip_train) return;
   if (o.lr_decay_style == LrDecayStyle::kConstant) {
+    constexpr auto kDecay = "a decay (--lr-decay-style linear, for example)";
+    d.warn_unused({"min_lr", "decoupled_min_lr"}, kDecay);
     // A warmup may be a fraction of the length.
-    const bool length_counts = v.is_set("lr_warmup_fraction");
-    for (const char* name : {"min_lr", "decoupled_min_lr", "lr_decay_iters", "lr_decay_samples"}) {
-      const bool is_length = std::string_view(name).starts_with("lr_decay");
-      if (!(is_length && length_counts)) d.warn_unused(name, "a decay (--lr-decay-style linear, for example)");
-    }
+    if (!v.is_set("lr_warmup_fraction")) d.warn_unused({"lr_decay_iters", "lr_decay_samples"}, kDecay);
   }
   PGPT_CHECK(ConfigError, v.is_set("lr"), "--lr is required for training; give the maximum learning rate");
   PGPT_CHECK(ConfigError, o.lr >= 0 && std::isfinite(o.lr), "--lr is ", o.lr, "; give 0 or more, e.g. 3e-4");

@@ -163,10 +163,9 @@ Estimate estimate(const Config& config) {
     const StagePlace place{layers, static_cast<std::int64_t>(rank), rank == 0, rank + 1 == counts.size()};
     r.buffer_bytes = buffer_bytes(config, place);
     r.moments = memory_moments(config, place);
-    if (!t.gradients_in_fp32 && (t.params_dtype == Dtype::kFloat16 || t.loss_scale)) {
-      r.moments.push_back(
-          {"update of the weights", 0, 0, static_cast<double>(counts[rank]) * 4});  // unscaled gradients
-    }
+    // Gradients of 16 bits are unscaled in an fp32 copy.
+    if (!t.gradients_in_fp32 && t.scales_loss())
+      r.moments.push_back({"update of the weights", 0, 0, static_cast<double>(counts[rank]) * 4});
     result.stages.push_back(r);
   }
   return result;

@@ -78,6 +78,12 @@ const Option* find_destination(std::string_view destination) {
   return found == t.by_destination.end() ? nullptr : &t.rows[found->second];
 }
 
+std::string option_name(std::string_view destination) {
+  const Option* option = find_destination(destination);
+  PGPT_ASSERT(option != nullptr, destination);
+  return option->names.front();
+}
+
 std::vector<std::string> listed_names() {
   std::vector<std::string> works, refused;
   for (const Option& row : option_table()) {

@@ -39,7 +39,7 @@ void check_runnable(const Config& config) {
              t.logits_chunks, ": the logits that --evidence-dir writes never exist as a whole; remove one of the two");
   if (t.cuda_graph) {
     constexpr auto kGraph = "--cuda-graph-impl full_iteration captures a step that the host cannot look into; ";
-    PGPT_CHECK(ConfigError, t.params_dtype != Dtype::kFloat16 && !t.loss_scale, kGraph,
+    PGPT_CHECK(ConfigError, !t.scales_loss(), kGraph,
                "--fp16 and --loss-scale decide about overflows on the host: use --bf16");
     PGPT_CHECK(ConfigError, !data.has_segments(), kGraph,
                data.inter_document_masking ? "--dataloader-inter-document-masking" : "--reset-attention-mask",

@@ -5,7 +5,7 @@
 namespace pgpt::optim {
 
 LossScaler::LossScaler(const config::TrainingConfig& training)
-    : enabled_(training.params_dtype == config::Dtype::kFloat16 || training.loss_scale.has_value()),
+    : enabled_(training.scales_loss()),
       dynamic_(training.params_dtype == config::Dtype::kFloat16 && !training.loss_scale.has_value()),
       minimum_(training.min_loss_scale),
       window_(static_cast<std::int64_t>(std::min(training.loss_scale_window, 1e18))),  // inf: never

@@ -101,31 +101,24 @@ void ParameterStore::draw(Parameter& parameter, RandomStreams& streams) {
     if (kept > 0) parameter.weight.narrow(0, 0, kept).copy_(whole.narrow(0, rows.begin, kept));
   };
   const double bound = std::sqrt(6.0 / static_cast<double>(spec.shape.at(0) + spec.shape.at(1)));
-  if (spec.init == InitRule::kPositionTable || spec.init == InitRule::kXavierPositionTable) {
-    at::Tensor table = at::empty(spec.shape, at::kFloat);
-    table.normal_(0.0, 1.0, streams.host);  // the embedding module's own constructor fills it first (spec/model.md 9.2)
-    if (spec.init == InitRule::kXavierPositionTable) {
-      table.uniform_(-bound, bound, streams.host);
-    } else {
-      table.normal_(0.0, spec.std, streams.host);
-    }
-    keep_rows(table);
-    return;
-  }
-  if (options_.host_initialization) {
+  const bool xavier = spec.init == InitRule::kXavierUniform || spec.init == InitRule::kXavierPositionTable;
+  const bool table = spec.init == InitRule::kPositionTable || spec.init == InitRule::kXavierPositionTable;
+  if (table || options_.host_initialization) {
     at::Tensor whole = at::empty(spec.shape, at::kFloat);
-    if (spec.init == InitRule::kXavierUniform) {
+    // The embedding module's own constructor fills a position table first (spec/model.md 9.2).
+    if (table) whole.normal_(0.0, 1.0, streams.host);
+    if (xavier) {
       whole.uniform_(-bound, bound, streams.host);
     } else {
       whole.normal_(0.0, spec.std, streams.host);
     }
-    keep_rows(whole.to(options_.weight_dtype));
+    keep_rows(whole);
     return;
   }
   const bool shard_only = spec.shard_drawn && parameter.sharded() && !options_.layout_invariant;
   kernels::PhiloxState& stream = shard_only ? streams.gtp_shards : streams.model_parallel;
   at::Tensor drawn = shard_only ? parameter.weight : at::empty(spec.shape, parameter.weight.options());
-  if (spec.init == InitRule::kXavierUniform) {
+  if (xavier) {
     kernels::philox_uniform_(drawn, bound, stream, options_.sm_count);
   } else {
     kernels::philox_normal_(drawn, spec.std, stream, options_.sm_count);

@@ -21,10 +21,19 @@ using checkpoint::LocalTensor;
 
 namespace {
 
-const std::string* find_argument(const config::Config& config, const std::string& name) {
-  const auto found = std::find_if(config.arguments.begin(), config.arguments.end(),
-                                  [&](const auto& argument) { return argument.first == name; });
-  return found == config.arguments.end() ? nullptr : &found->second;
+struct OtherValue {
+  std::string mine, stored;
+};
+
+/// Both values of an option that this run and the checkpoint know and have differently.
+std::optional<OtherValue> other_value(const config::Config& config, const checkpoint::Manifest& manifest,
+                                      const std::string& destination) {
+  const auto mine = std::find_if(config.arguments.begin(), config.arguments.end(),
+                                 [&](const auto& argument) { return argument.first == destination; });
+  const auto stored = manifest.arguments.find(destination);
+  if (mine == config.arguments.end() || stored == manifest.arguments.end() || mine->second == stored->second)
+    return std::nullopt;
+  return OtherValue{mine->second, stored->second};
 }
 
 const char* optimizer_name(config::OptimizerKind kind) { return kind == config::OptimizerKind::kAdam ? "adam" : "sgd"; }
@@ -100,13 +109,11 @@ void Checkpointer::check_arguments(const checkpoint::Manifest& manifest, const s
                                    bool finetune) const {
   for (const config::Option& option : config::option_table()) {
     if (!option.architecture) continue;
-    const auto stored = manifest.arguments.find(option.destination);
-    const std::string* mine = find_argument(config_, option.destination);
-    if (stored == manifest.arguments.end() || mine == nullptr || stored->second == *mine) continue;
+    const std::optional<OtherValue> other = other_value(config_, manifest, option.destination);
     // Finetuning may change what shapes do not show (rotary base, for example); shapes are checked tensor by tensor.
-    if (finetune) continue;
-    throw ConfigError(concat(option.names.front(), ": this run has ", *mine, ", the checkpoint ", directory, " has ",
-                             stored->second,
+    if (!other || finetune) continue;
+    throw ConfigError(concat(option.names.front(), ": this run has ", other->mine, ", the checkpoint ", directory,
+                             " has ", other->stored,
                              "; give the same value, or --use-checkpoint-args to take the checkpoint's"));
   }
 }
@@ -156,27 +163,20 @@ void Checkpointer::load_tensors(const checkpoint::Checkpoint& checkpoint, bool w
 
 void Checkpointer::check_update_options(const checkpoint::Manifest& manifest) const {
   const config::OptimizerConfig& o = config_.optimizer;
-  const auto differs = [&](const char* destination) -> std::optional<std::pair<std::string, std::string>> {
-    const auto stored = manifest.arguments.find(destination);
-    const std::string* mine = find_argument(config_, destination);
-    if (stored == manifest.arguments.end() || mine == nullptr || stored->second == *mine) return std::nullopt;
-    return std::pair{*mine, stored->second};
-  };
   // Bounds of a parameter group belong to the schedule, but its stored state has only the default ones.
   for (const char* destination : {"decoupled_lr", "decoupled_min_lr"}) {
-    const auto values = differs(destination);
-    PGPT_CHECK(ConfigError, !values || o.override_opt_param_scheduler,
-               config::find_destination(destination)->names.front(), ": the command line gives ", values->first,
-               ", the checkpoint has ", values->second,
+    const std::optional<OtherValue> other = other_value(config_, manifest, destination);
+    PGPT_CHECK(ConfigError, !other || o.override_opt_param_scheduler, config::option_name(destination),
+               ": the command line gives ", other->mine, ", the checkpoint has ", other->stored,
                "; give the same value, or --override-opt-param-scheduler to keep the command line's");
   }
   const std::vector<const char*> update = o.kind == config::OptimizerKind::kAdam
                                               ? std::vector<const char*>{"adam_beta1", "adam_beta2", "adam_eps"}
                                               : std::vector<const char*>{"sgd_momentum"};
   for (const char* destination : update) {
-    if (const auto values = differs(destination)) {
-      print_first(concat("WARNING: ", config::find_destination(destination)->names.front(), " is ", values->first,
-                         ", the checkpoint has ", values->second, ": the command line's is used"));
+    if (const std::optional<OtherValue> other = other_value(config_, manifest, destination)) {
+      print_first(concat("WARNING: ", config::option_name(destination), " is ", other->mine, ", the checkpoint has ",
+                         other->stored, ": the command line's is used"));
     }
   }
 }

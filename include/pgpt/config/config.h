@@ -191,6 +191,8 @@ struct TrainingConfig {
   bool gradient_accumulation_fusion = true;
   bool per_token_loss = false;
   std::optional<double> loss_scale;
+  /// Whether losses are scaled before backward and gradients unscaled after it.
+  [[nodiscard]] bool scales_loss() const { return params_dtype == Dtype::kFloat16 || loss_scale.has_value(); }
   double initial_loss_scale = 4294967296.0;
   double min_loss_scale = 1.0;
   double loss_scale_window = 1000;

@@ -71,6 +71,8 @@ struct Option {
 [[nodiscard]] const Option* find_option(std::string_view name);
 /// The first row with this destination; null when there is none.
 [[nodiscard]] const Option* find_destination(std::string_view destination);
+/// "--num-layers" for "num_layers": the documented spelling of the option that stores there, which there must be.
+[[nodiscard]] std::string option_name(std::string_view destination);
 /// The names that --help lists, those of refused options last: what a mistyped name may mean.
 [[nodiscard]] std::vector<std::string> listed_names();
 
